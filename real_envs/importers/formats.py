@@ -249,7 +249,8 @@ def read(
                 draft = format.draft(record.value, reading)
                 if not (format.name == Tables.name and "action" in reading.mapping):
                     draft = with_columns(draft, format.columns(record.value), reading.mapping)
-                draft = with_whole_characters(with_thoughts_apart(draft) if format.as_spoken else draft)
+                draft = with_thoughts_apart(draft) if format.as_spoken else draft
+                draft = draft if record.whole else with_whole_characters(draft)
                 episode, left_out = finish(draft, reading.agent, f"{stem}/")
                 if draft.id is None:
                     times[episode.id] += 1

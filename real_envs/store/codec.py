@@ -10,6 +10,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import accumulate
 from numbers import Integral, Real
 from typing import TypeVar
 
@@ -60,8 +61,7 @@ def nearest(name: object, names: Iterable[str]) -> str:
 
 def encode(trajectory: Trajectory) -> dict[str, object]:
     """The row of a trajectory. Nothing is checked here: ``decode`` the row before it is kept."""
-    row: dict[str, object] = {name: getattr(trajectory, name) for name in SCHEMA.names}
-    row["source"], row["stop"] = str(trajectory.source), str(trajectory.stop)
+    row = _without_turns(trajectory)
     row["turns"] = [
         {
             "action": turn.action,
@@ -72,9 +72,37 @@ def encode(trajectory: Trajectory) -> dict[str, object]:
         }
         for turn in trajectory.turns
     ]
+    return row
+
+
+def _without_turns(trajectory: Trajectory) -> dict[str, object]:
+    row: dict[str, object] = {name: getattr(trajectory, name) for name in SCHEMA.names}
+    row["source"], row["stop"] = str(trajectory.source), str(trajectory.stop)
     if trajectory.trace is not None:
         row["trace"] = {name: getattr(trajectory.trace, name) for name in _TRACE}
     return row
+
+
+def to_table(trajectories: Sequence[Trajectory]) -> pa.Table:
+    """The table of their rows. Turns, which are most of it, go column by column, without a dict for each.
+    Raises ``pa.ArrowException``: more than 2 GiB of text.
+    """
+    rows = [_without_turns(trajectory) for trajectory in trajectories]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    infos = [entries(turn.info) if turn.info else [] for turn in turns]
+    kind = SCHEMA.field("turns").type
+    columns = [
+        pa.array([getattr(turn, name) for turn in turns], type_) for name, type_ in _TURN.items() if name != "info"
+    ]
+    columns.append(pa.array(infos, _TURN["info"]))
+    if any(isinstance(column, pa.ChunkedArray) for column in columns):
+        raise pa.ArrowCapacityError("more than 2 GiB of text")
+    ends = pa.array(accumulate((len(trajectory.turns) for trajectory in trajectories), initial=0), pa.int32())
+    struct = pa.StructArray.from_arrays(columns, fields=list(kind.value_type))
+    of_turns = pa.ListArray.from_arrays(ends, struct, type=kind)
+    names = [name for name in SCHEMA.names if name != "turns"]
+    arrays = {name: pa.array([row[name] for row in rows], SCHEMA.field(name).type) for name in names}
+    return pa.table([of_turns if name == "turns" else arrays[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
 def entries(info: Mapping[str, float | str | bool]) -> list[dict[str, object]]:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from real_envs.errors import UserError
 from real_envs.files import write_atomically
-from real_envs.store.codec import LATER, SCHEMA, encode, nearest
+from real_envs.store.codec import LATER, nearest, to_table
 from real_envs.trajectory import Trajectory
 
 FORMAT, VERSION, READABLE_VERSIONS = "imagination-trajectories", 1, (1,)
@@ -127,10 +127,10 @@ def parse(path: Path, content: bytes, advice: str = _ADVICE) -> Manifest:
 DAMAGED = "Restore it from a copy, or import the episodes into a new store."
 
 
-def to_parquet(rows: Sequence[dict[str, object]]) -> bytes:
-    """Raises ``pa.ArrowException`` for rows that do not fit, such as one with more than 2 GiB of text."""
+def to_parquet(trajectories: Sequence[Trajectory]) -> bytes:
+    """Raises ``pa.ArrowException`` for episodes that do not fit, such as one with more than 2 GiB of text."""
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd", row_group_size=256)
+    pq.write_table(to_table(trajectories), sink, compression="zstd", row_group_size=256)
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -142,7 +142,7 @@ def write_shard(folder: Path, file: str, trajectories: Sequence[Trajectory]) -> 
     """
     path = folder / file
     try:
-        content = to_parquet([encode(trajectory) for trajectory in trajectories])
+        content = to_parquet(trajectories)
     except pa.ArrowException as error:
         raise StoreError.about(path, f"cannot be written: {error}", "Append fewer episodes.") from error
     write(path, content)

@@ -135,3 +135,41 @@ def test_an_object_with_a_list_of_objects_is_one_record_whatever_stands_before_i
     named = {"0": {"a": 1}, "mean": 0.5, "ids": [1, 2]}
     (tmp_path / "b.json").write_text(json.dumps(named))
     assert values(tmp_path / "b.json") == [{"a": 1}, 0.5, [1, 2]]
+
+
+ODD = [
+    *(b"-0", b"1e5", b"18446744073709551615", b"18446744073709551616", b"-9223372036854775809", b"1" * 400, b"1E400"),
+    *(b"0.30000000000000004", b"1.7976931348623157e308", b"4.9e-324", b"NaN", b"-Infinity", b"01", b"1.", b"[1,]"),
+    *(b'"\\ud800"', b'"\\ud83d\\ude00"', b'"a\tb"', b'"\xff"', b'"\\u0000"', b'{"a": 1, "b": 2, "a": 3}'),
+    *(b"\xef\xbb\xbf[]", b'{"a": "\xc3\xa9\\u00e9"}', b"nul", b'"', b"{} {}", b" [] \r"),
+]
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_a_faster_parser_reads_and_refuses_the_same(
+    line: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("orjson", reason="pip install 'imagination[fast]'")
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + line + b"\n[2]\n")
+
+    def shown() -> list[str]:
+        return [f"{record.where} {record.value!r}" for record in json_records(path)]
+
+    fast = shown()
+    monkeypatch.setattr(records, "orjson", None)
+    assert fast == shown()
+    assert len(fast) == 3
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=9))
+def test_a_faster_parser_reads_the_same_values(value: Any) -> None:
+    line = json.dumps(value).encode()
+    assert repr(records._loads(line)) == repr(json.loads(line))
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "\\uD800", "\\\\ud800"])
+def test_only_lines_without_half_surrogate_pairs_are_taken_for_whole(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"a": "é\\u00e9"}}\n{{"a": "{text}"}}\n')
+    assert [record.whole for record in json_records(path)] == [True, False]

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from real_envs.store import StoreError, TrajectoryStore, is_validation
+from real_envs.store.codec import SCHEMA, encode, to_table
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory, Turn
 from tests.support.refusal import refused
 
@@ -549,3 +550,16 @@ def test_a_slow_world_does_not_keep_its_episodes_in_memory(tmp_path: Path, monke
         now[0] = at
         writer.add(episode(f"e{k}", "t"))
     assert [t.id for t in TrajectoryStore.open(tmp_path).read()] == ["e0", "e1", "e2"]
+
+
+def test_turns_written_column_by_column_are_those_of_the_rows() -> None:
+    """Shards are the same bytes as from rows, which is what others write."""
+    noted = Turn("a", "b", None, False, {"n": 1, "x": 0.5, "t": "é", "f": True})
+    plain = Turn("", "", 1.5, True)
+    kinds: list[tuple[Turn, ...]] = [(), (plain,), (noted, plain), (), (plain, noted, plain)]
+    made = [
+        Trajectory(f"e{k}", "t", "g", Source.REAL, "a", k, "s", turns, StopReason.TURN_LIMIT, failure=None)
+        for k, turns in enumerate(kinds)
+    ]
+    for some in (made, made[:1], made[1:2], []):
+        assert to_table(some).equals(pa.Table.from_pylist([encode(one) for one in some], schema=SCHEMA))
