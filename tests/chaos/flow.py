@@ -86,8 +86,9 @@ def play_through(faulty: Faulty, place: Path) -> Flow:
 
 
 def digests(folder: Path, *parts: str) -> dict[str, str]:
-    """Of the files below some parts of a folder."""
+    """Of the files below some parts of a folder, without what a killed process left in a folder for drafts."""
     paths = [path for part in parts for path in (folder / part, *(folder / part).rglob("*")) if path.is_file()]
+    paths = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
