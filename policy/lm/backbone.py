@@ -240,7 +240,9 @@ def save_checkpoint(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path
     try:
         draft.mkdir(parents=True)
         if hasattr(model, "merge_and_unload"):
-            model.save_pretrained(draft / "adapter")
+            # of a checkpoint that is no folder here, peft would ask the hub whether embeddings were resized
+            known = Path(str(model.get_base_model().config._name_or_path)).is_dir()
+            model.save_pretrained(draft / "adapter", save_embedding_layers="auto" if known else False)
             model = copy.deepcopy(model).merge_and_unload()
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
