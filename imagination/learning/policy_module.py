@@ -21,7 +21,6 @@ from imagination.learning.experience import after_unsure_actions, assign_credit,
 from imagination.learning.losses import EntropyHistory, LossTerms
 from imagination.learning.metrics import means, realised_shares
 from imagination.learning.micro_batch import Losses, Step, logprobs_under, reference_kl
-from imagination.learning.optimizers import drop_if_not_finite
 from imagination.learning.supervised import BETAS, Record
 from imagination.runs.processes import count, gathered, own, sum_gradients
 from imagination.settings import ProgressSettings, TrainSettings
@@ -171,10 +170,10 @@ class PolicyModule(L.LightningModule):
                 collected.extend(terms)
                 if unchanged and not remembered and self._differs_from_engine(terms):
                     self._remember_logprobs(batch, range(n) if settings.epochs > 1 else order[size:])
-                if drop_if_not_finite(self.parameters()):
-                    norms.append(math.nan)
-                else:
-                    norms.append(float(torch.nn.utils.clip_grad_norm_(self.parameters(), settings.grad_clip)))
+                norm = float(torch.nn.utils.clip_grad_norm_(self.parameters(), settings.grad_clip))
+                if not math.isfinite(norm):
+                    optimizer.zero_grad()  # without gradients a step changes nothing
+                norms.append(norm if math.isfinite(norm) else math.nan)
                 optimizer.step()
         return collected, norms
 

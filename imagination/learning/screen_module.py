@@ -10,7 +10,6 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from imagination.learning.optimizers import drop_if_not_finite
 from imagination.learning.supervised import BETAS, Record, schedule
 from imagination.settings import FitSettings, UserError
 from real_envs.screens import Place
@@ -136,12 +135,13 @@ class ScreenModule(L.LightningModule):
         optimizer.zero_grad()
         loss, errors = shortcut_forcing_loss(predict, batch.after, batch.noise)
         self.manual_backward(loss)
-        if drop_if_not_finite(self.parameters()):
+        finite = bool(torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0).isfinite())
+        if not finite:
+            optimizer.zero_grad()  # without gradients a step changes nothing
             self.record(step, {"skipped_steps": 1})
-        torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
-        if step % 10 == 0:
+        if finite and step % 10 == 0:
             metrics = {"loss": float(loss.detach()), **errors}
             self.log_dict(metrics, prog_bar=True)
             self.record(step, metrics)

@@ -91,6 +91,8 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
         if broken is not None:
             raise zipfile.BadZipFile(broken)
         state: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (MemoryError, OSError):
+        raise  # the state itself may be whole
     except Exception as error:  # whatever its reader stumbles over
         raise UserError(f"{path} is no training state that can be read ({type(error).__name__}); delete it") from error
     if state.get("settings") != run.settings:

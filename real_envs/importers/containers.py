@@ -124,8 +124,10 @@ def sessions(records: Iterable[Record]) -> Iterator[Record]:
         chain[uuid or len(chain)] = line
     loose = chains.pop(("", ""), {}) if len(chains) > 1 else {}  # titles, of no session
     for (name, side), chain in chains.items():
-        said = [line["message"] for line in chain.values() if isinstance(line.get("message"), dict)]
-        model = next((message["model"] for message in said if message.get("model") not in (None, "<synthetic>")), None)
+        messages = [line["message"] for line in chain.values() if isinstance(line.get("message"), dict)]
+        model = next(
+            (message["model"] for message in messages if message.get("model") not in (None, "<synthetic>")), None
+        )
         value = {"messages": [*loose.values(), *chain.values()], "agent": model, "session": name}
         yield Record(f"session {name} {side}".strip(), value | {"rewound_messages": rewound[name, side] or None})
         loose = {}

@@ -1,4 +1,4 @@
-"""What the importers make of a file."""
+"""Chat messages, and what the importers make of a file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ from typing import Any
 from real_envs.importers.drafts import Reading
 from real_envs.importers.formats import Imported, RejectedRecord, find_format, read
 from real_envs.trajectory import Trajectory
+
+
+def text(value: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": value} | more
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def agent(content: Any = None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content} | more
 
 
 def write(path: Path, content: object) -> Path:

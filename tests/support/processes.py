@@ -34,10 +34,10 @@ def below(process: int) -> list[int]:
             continue
         if state != "Z":
             parents[int(entry.name)] = int(parent)
-    found = [process]
-    for known in found:
-        found += [child for child, parent in parents.items() if parent == known]
-    return found[1:]
+    family = [process]
+    for member in family:
+        family += [child for child, parent in parents.items() if parent == member]
+    return family[1:]
 
 
 def resident(process: int) -> int:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -87,6 +88,9 @@ def test_a_forked_process_that_stays_does_not_hold_the_lock_of_its_parent(tmp_pa
         assert is_locked(tmp_path)
         holder.kill()
         holder.wait()
+        until = time.monotonic() + 15  # the child, which sleeps for 30 s, may not have come to run yet
+        while is_locked(tmp_path) and time.monotonic() < until:
+            time.sleep(0.05)
         assert not is_locked(tmp_path)
 
 

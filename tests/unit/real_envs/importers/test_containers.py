@@ -12,19 +12,7 @@ import pytest
 from real_envs.errors import UserError
 from real_envs.importers.formats import find_format
 from real_envs.trajectory import StopReason
-from tests.support.imported import items, left_out, only_of, steps
-
-
-def text(value: str, **more: Any) -> dict[str, Any]:
-    return {"type": "text", "text": value} | more
-
-
-def user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def agent(content: Any = None, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content} | more
+from tests.support.imported import agent, items, left_out, only_of, steps, text, user
 
 
 def line(uuid: str, parent: str | None, kind: str, content: Any, **more: Any) -> dict[str, Any]:

@@ -9,21 +9,9 @@ from typing import Any
 import pytest
 
 from real_envs.trajectory import StopReason
-from tests.support.imported import items, left_out, only_of, steps
+from tests.support.imported import agent, items, left_out, only_of, steps, text, user
 
 Step = tuple[str, str]
-
-
-def text(value: str, **more: Any) -> dict[str, Any]:
-    return {"type": "text", "text": value} | more
-
-
-def user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def agent(content: Any = None, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content} | more
 
 
 CALL = {"name": "f", "args": {"x": 1}, "id": "c", "type": "tool_call"}
@@ -68,7 +56,7 @@ def test_a_call_that_langchain_could_not_parse_is_an_action_as_it_was_written(tm
 
 
 def test_tools_of_the_server_answer_within_the_message_of_the_agent(tmp_path: Path) -> None:
-    found = {"type": "web_search_result", "url": "u", "title": "News", "encrypted_content": "zz"}
+    page = {"type": "web_search_result", "url": "u", "title": "News", "encrypted_content": "zz"}
     episode = only_of(
         tmp_path,
         {
@@ -77,7 +65,7 @@ def test_tools_of_the_server_answer_within_the_message_of_the_agent(tmp_path: Pa
                 agent([
                     text("I search."),
                     {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "won"}},
-                    {"type": "web_search_tool_result", "tool_use_id": "s", "content": [found]},
+                    {"type": "web_search_tool_result", "tool_use_id": "s", "content": [page]},
                     {"type": "mcp_tool_use", "id": "m", "name": "get", "input": {}},
                     {"type": "mcp_tool_result", "tool_use_id": "m", "is_error": True, "content": [text("down")]},
                     text("Ann won.", citations=[{"url": "u"}]),
