@@ -86,7 +86,9 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes the SHA-256 of each file of ``folder``, not of its folders, into ``checksums.json`` there."""
+    """Writes the SHA-256 of each file of ``folder``, not of its folders, into ``checksums.json`` there. Drafts that a
+    killed process left are no files of it.
+    """
     write_json(folder / CHECKSUMS, {path.name: _sha256(path) for path in _files(folder)})
 
 
@@ -105,7 +107,9 @@ def check_checksums(folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
+    return sorted(
+        path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS and path.suffix != ".tmp"
+    )
 
 
 def _sha256(path: Path) -> str:

@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,6 +57,7 @@ _FACTS = frozenset({"at", "in", "on", "open", "closed", "locked", "match", "link
 _DIRECTIONS = frozenset({"north", "south", "east", "west"})
 _SEEDS_OF_A_RUN = 10_000  # games of different run seeds never share a game seed
 _RESEED = 1_000_003  # a seed that gives no game goes on at seed + k * _RESEED
+_DRAFT = ".building-"  # begins the names of folders in which games are made
 _ATTEMPTS = 20
 
 
@@ -183,7 +185,7 @@ def _build(seed: int, folder: Path, settings: GameSettings) -> str | None:
     options.nb_rooms, options.nb_objects, options.quest_length = settings.rooms, settings.objects, settings.quest_length
     options.seeds = seed
     options.grammar.only_last_action = True  # otherwise the objective spells out the walkthrough
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_DRAFT) as scratch:
         options.path = str(Path(scratch) / game_file.name)
         try:
             textworld.make(options)
@@ -221,6 +223,8 @@ def generate_games(
     settings = settings or GameSettings()
     folder = Path(folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{_DRAFT}*"):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     build = partial(_build, folder=folder, settings=settings)
     chosen: dict[int, int] = {}  # index into seeds -> the seed that gave its game
     known: set[str] = set()

@@ -104,7 +104,9 @@ async def over_socket(address: str, chance: random.Random, pause: float, aborts:
     async with connect(f"ws://{address}/ws") as socket:
         for _ in range(chance.randrange(1, 6)):
             await socket.send(json.dumps({"type": "reset", "data": {"seed": chance.randrange(10**6)}}))
-            done = json.loads(await socket.recv())["type"] == "error"
+            if json.loads(await socket.recv())["type"] == "error":
+                return  # all sessions are taken: the server hangs up
+            done = False
             while not done:
                 await asyncio.sleep(chance.uniform(0, 2 * pause))
                 await socket.send(json.dumps({"type": "step", "data": {"message": chance.choice(ACTIONS)}}))
@@ -173,7 +175,9 @@ def main() -> None:
         folder = Path(name) / "tiny"
         folder.mkdir()
         fit_tiny_run(folder)
-        with imagine_serve(folder, seconds=60 * options.minutes + 600) as served:
+        # who leaves over HTTP is gone when nobody asks any more
+        words = ["serve.sessions=512", "serve.idle_seconds=10"]
+        with imagine_serve(folder, *words, seconds=60 * options.minutes + 600) as served:
             pid, address = served.process.pid, served.address
             before = read(pid, address, time.monotonic())
             readings = asyncio.run(soak(pid, address, options))

@@ -53,7 +53,9 @@ def test_a_file_that_is_not_as_it_was_written_is_named(tmp_path: Path, damage: s
     for name in ("weights", "tokenizer"):
         (tmp_path / name).write_bytes(bytes(range(256)))
     check_checksums(tmp_path)  # none are there yet
+    (tmp_path / f"{CHECKSUMS}.tmp").write_text("of a process that was killed")
     write_checksums(tmp_path)
+    (tmp_path / f"{CHECKSUMS}.tmp").unlink(missing_ok=True)
     (tmp_path / "calibration").write_text("written later")
     check_checksums(tmp_path)
     path = tmp_path / (CHECKSUMS if damage == "list" else "weights")
