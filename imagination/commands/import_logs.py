@@ -51,6 +51,7 @@ def import_logs(config: Config, folder: Path) -> None:
       auto         the default: says which of these it sees, and why
       openai       chat messages with tool calls, of OpenAI, Anthropic, verifiers, tau2-bench;
                    Claude Code, Codex, LangChain, Gemini, AI SDK, OpenHands, Inspect
+      traces       spans of LangSmith, Langfuse, OpenTelemetry, OpenAI's Agents SDK, LiteLLM
       react        printed 'Action:' and 'Observation:', in text or a notebook
       browser-use  folders of history.json and result.json; give the run's folder
       minari       Minari's datasets with text spaces, or discrete ones that imports.names names

@@ -13,7 +13,7 @@ from real_envs.importers.records import Record
 from real_envs.store.codec import FieldError
 
 _VERDICTS = {"C": True, "I": False, "N": False}  # of Inspect's scorers
-_CALLS = "single calls of a model, in which a dialogue stands again and again: log its last one as messages"
+_CALLS = "single calls of a model, of which `imagine import traces` makes dialogues"
 _NOT_READ = {  # by fields of a record, or of its first message
     "messages response.choices, inputs outputs run_type, input output traceId, span_data object, object workflow_name, "
     "attributes traceId, resourceSpans": _CALLS,
@@ -39,7 +39,7 @@ def not_read(record: Any) -> str:
     answer = record["response"] if isinstance(record.get("response"), dict) else {}
     fields = {*record, *inner, *(f"response.{key}" for key in answer)}
     known = ((names.split(), about) for alike, about in _NOT_READ.items() for names in alike.split(", "))
-    return next((f"{about}; they are not read" for names, about in known if fields.issuperset(names)), "")
+    return next((f"{about}; they are not read as chats" for names, about in known if fields.issuperset(names)), "")
 
 
 def container_of(value: Any) -> str:

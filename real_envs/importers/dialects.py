@@ -227,6 +227,12 @@ def _parts(part: Any, left_out: Counter[str]) -> Iterator[tuple[str, Any]]:
         yield _ASSISTANT, part
     elif not isinstance(kind, str):
         yield _gemini(part)
+    elif kind == "text" and isinstance(part.get("content"), str):  # of OpenTelemetry
+        yield _ASSISTANT, {"type": "text", "text": part["content"]}
+    elif kind == "tool_call_response":
+        yield _result(part.get("response", part.get("result")))
+    elif kind in ("blob", "uri"):
+        yield _ASSISTANT, {"type": "file"}
     elif kind in ("server_tool_use", "mcp_tool_use"):
         yield _ASSISTANT, {**part, "type": "tool_use"}
     elif kind.endswith("_tool_result"):

@@ -36,6 +36,7 @@ from real_envs.importers.react import React
 from real_envs.importers.records import Sample, json_records, open_bytes, plain_suffix
 from real_envs.importers.swe_agent import SweAgent
 from real_envs.importers.tables import PARQUET, Tables, grouped, parquet_records
+from real_envs.importers.traces import Traces
 from real_envs.store.codec import FieldError, nearest
 from real_envs.trajectory import Trajectory
 
@@ -75,6 +76,7 @@ class LogFile(NamedTuple):
 
 # The most specific first: the first one that recognises a file reads it.
 _ALL: tuple[Format, ...] = (
+    Traces(),
     Tables(),
     BrowserUse(),
     Minari(),
@@ -239,7 +241,8 @@ def read(
     stem = Path(path.name.removesuffix(".gz")).stem
     begun = False
     try:
-        records = parquet_records(path) if plain_suffix(path) == PARQUET else format.records(path)
+        table = plain_suffix(path) == PARQUET and format.name != Traces.name
+        records = parquet_records(path) if table else format.records(path)
         for record in grouped(records, reading):
             begun = True
             try:

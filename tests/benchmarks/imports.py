@@ -94,6 +94,12 @@ VALID: dict[str, Callable[[int], Any]] = {
         "start": f"Room {k}",
         "turns": [{"action": "go", "observation": "A hall.", "reward": 1.0, "terminated": True}],
     },
+    "traces": lambda k: {
+        "call_type": "completion",
+        "id": f"call {k}",
+        "messages": [{"role": "user", "content": f"Ask {k}"}],
+        "response": {"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "Done"}}]},
+    },
     "huggingface": lambda k: {
         "messages": [{"role": "user", "content": f"Hi {k}"}, {"role": "assistant", "content": "Hello"}]
     },

@@ -109,6 +109,34 @@ def test_lines_and_logs_of_other_programs_become_records(lines: list[Any], runs:
                 continue
 
 
+SPAN_KEYS = """
+id trace_id traceId parent_run_id parentSpanId run_type span_data attributes inputs outputs input output type object
+start_time startTime name error scores feedback_stats observations child_runs resourceSpans spans data events response
+choices generations message messages content tool_calls key value stringValue arrayValue values session_id context
+gen_ai.input.messages gen_ai.prompt.0.content gen_ai.prompt.x llm.input_messages.0.message ai.response.toolCalls role
+"""
+SPAN_WORDS = st.sampled_from(
+    ["llm", "tool", "agent", "GENERATION", "chat", "look(", "assistant", "tool", "t", "1", "[]"]
+)
+SPAN_JSON = st.recursive(
+    PLAIN | SPAN_WORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(SPAN_KEYS.split()), inner, max_size=6),
+    max_leaves=30,
+)
+CALLS = record({"run_type": SPAN_WORDS, "inputs": SPAN_JSON, "outputs": SPAN_JSON}, "trace_id", "id", "parent_run_id")
+
+
+@settings(max_examples=150)
+@given(st.lists(CALLS | record({"traceId": WORDS, "attributes": SPAN_JSON}) | SPAN_JSON, max_size=5))
+def test_spans_become_episodes_or_are_refused(tmp_path_factory: pytest.TempPathFactory, lines: list[Any]) -> None:
+    path: Path = tmp_path_factory.mktemp("spans") / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    for item in read(path, FORMATS["traces"], Reading()):
+        assert "rest of the file" not in str(item)
+        if isinstance(item, Imported):
+            assert decode(encode(item.episode)) == item.episode
+
+
 @settings(max_examples=60)
 @given(st.lists(ROW, min_size=1, max_size=4))
 def test_ids_of_a_file_differ_and_are_the_same_again(
