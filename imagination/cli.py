@@ -47,8 +47,9 @@ examples:
 
 TRACEBACK = "An error of yours is one line, with exit code 2; IMAGINE_TRACEBACK=1 shows where it was raised."
 
+_PROCESSES = ("devices", "num_nodes")
 # Keys that apply to one command only: a run does not remember them.
-TRANSIENT = ("compare.show", "listing.format", "imports.format", "imports.files")
+TRANSIENT = ("compare.show", "listing.format", "imports.format", "imports.files", *_PROCESSES)
 DRY_RUN = "--dry-run"
 
 
@@ -180,22 +181,28 @@ def _command(words: Sequence[str]) -> int:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     run = compose.resolve([word for word in overrides if word != DRY_RUN], _load("imagination.settings:Config"))
     config, folder = run.config, run.folder
+    shared = int(os.environ.get("WORLD_SIZE", "1")) > 1 or any(getattr(config, key) not in (0, 1) for key in _PROCESSES)
+    if shared:
+        _load("imagination.runs.processes:check")(name, config.devices, config.num_nodes)
     if DRY_RUN in overrides:
         print(
             compose.to_yaml(config), f"in {folder}:", *(f"  {line}" for line in plan(config, folder, stage)), sep="\n"
         )
         return 0
+    if shared and "WORLD_SIZE" not in os.environ:
+        return int(_load("imagination.runs.processes:start")(words, config.devices, config.num_nodes))
     try:
         with prepared(run, stage):
             function: Callable[[Any, Path], None] = _load(stage.function)
-            several = int(os.environ.get("WORLD_SIZE", "1")) > 1  # torchrun
-            with _load("imagination.runs.processes:joined")(name, folder) if several else nullcontext(folder) as place:
+            joined = _load("imagination.runs.processes:joined") if shared else None
+            with nullcontext(folder) if joined is None else joined(folder, config.wait_minutes) as place:
                 function(config, place)
     except (KeyboardInterrupt, SystemExit) as stop:
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
             raise  # Lightning makes a plain exit(1) of Ctrl-C, after it has shut down
         # the rest is remembered, but for files to import
-        again = shlex.join(["imagine", *words]) if stage.places else compose.command(name, config)
+        transient = [word for word in words if word.partition("=")[0] in _PROCESSES]
+        again = shlex.join(["imagine", *words]) if stage.places else compose.command(name, config, *transient)
         print(f"\nstopped; to go on: {again}", file=sys.stderr)
         return 130
     return 0
@@ -255,7 +262,7 @@ def prepared(run: compose.Resolved[Any], stage: Stage) -> Iterator[None]:
 
     writes = stage.writes_run and os.environ.get("RANK", "0") == "0"  # of those that torchrun starts, the first
     with locked(run.folder, stage.name) if writes and stage.locks else nullcontext():
-        if run.earlier:
+        if run.earlier and os.environ.get("RANK", "0") == "0":
             print(printable(f"run '{run.config.run}' goes on with: {shlex.join(run.overrides)}"), file=sys.stderr)
         if writes and (stage.locks or ((run.folder / "summary.json").exists() and not is_locked(run.folder))):
             run.remember(TRANSIENT)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from imagination.data import corpus
 from imagination.data.batches import SupervisedBatches, copying_first, copying_rows, pad_of
@@ -20,6 +19,7 @@ from imagination.learning.supervised import SupervisedTrainer
 from imagination.runs.lifecycle import need, run_stage
 from imagination.runs.machine import cores
 from imagination.runs.models import weights_version
+from imagination.runs.processes import from_first, leave
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.settings.models import CorpusWorld
@@ -57,19 +57,8 @@ def pretrain(config: Config, folder: Path) -> None:
     if not settings.worlds:
         raise UserError("pretrain.worlds is empty: take preset=base, or declare pretrain.worlds.<name>.env=...")
     with run_stage(config, folder, "pretrain") as run:
-        if settings.corpus:  # of another run, or from another machine
-            worlds = {name: world for name, world in settings.worlds.items() if world.share}
-            home = Path(settings.corpus)
-            tokenizer = load_tokenizer(need(home / "tokenizer", "pretrain"))
-        else:
-            worlds, home = corpus.known_worlds(settings.worlds), run.path
-            left_out = corpus.held_out_starts(settings.leave_out)
-            corpus.declare_corpus(settings, worlds, home / "corpus", config.seed, config.vocab_size)
-            makers = settings.makers or cores()
-            with ProcessPoolExecutor(makers, mp_context=multiprocessing.get_context("spawn")) as executor:
-                tokenizer = _tokenizer(config, run, home / "tokenizer", worlds, executor)
-                place = home / "corpus"
-                corpus.make_corpus(settings, worlds, home / "tokenizer", place, config.seed, executor, left_out)
+        worlds, home = from_first(_corpus)(config, run)
+        tokenizer = load_tokenizer(need(home / "tokenizer", "pretrain"))
         made_by = corpus.declared(home / "corpus")
         rows, counts = corpus.load_corpus(home / "corpus", worlds)
         if lost := {name: count for name, count in counts["broken"].items() if count}:
@@ -88,12 +77,29 @@ def pretrain(config: Config, folder: Path) -> None:
         fit = replace(settings.decided(from_scratch=True), steps=settings.copying_steps + settings.steps)
         trainer = SupervisedTrainer(run, "pretrain", fit, order, save_every=settings.save_every)
         done = trainer.train(model, tokenizer, batches)
+        leave()
         model.to(getattr(torch, settings.model.dtype))
         save_checkpoint(model, tokenizer, run.model("base"))
         epochs = supervised.epochs(max(0, done - settings.copying_steps))
         card = _card(config, worlds, made_by, counts, epochs, model)
         write_atomically(run.model("base") / "README.md", card)
         run.update({"base": {"parameters": model.num_parameters(), "epochs": epochs, **counts}})
+
+
+def _corpus(config: Config, run: RunFolder) -> tuple[dict[str, CorpusWorld], Path]:
+    """The worlds of the corpus and the folder where it lies, with its tokenizer; it is made as far as it is missing."""
+    settings = config.pretrain
+    if settings.corpus:  # of another run, or from another machine
+        return {name: world for name, world in settings.worlds.items() if world.share}, Path(settings.corpus)
+    worlds, home = corpus.known_worlds(settings.worlds), run.path
+    left_out = corpus.held_out_starts(settings.leave_out)
+    corpus.declare_corpus(settings, worlds, home / "corpus", config.seed, config.vocab_size)
+    makers = settings.makers or cores()
+    with ProcessPoolExecutor(makers, mp_context=multiprocessing.get_context("spawn")) as executor:
+        _make_tokenizer(config, run, home / "tokenizer", worlds, executor)
+        place = home / "corpus"
+        corpus.make_corpus(settings, worlds, home / "tokenizer", place, config.seed, executor, left_out)
+    return worlds, home
 
 
 _CARD = """---
@@ -144,9 +150,9 @@ def _card(
     )
 
 
-def _tokenizer(
+def _make_tokenizer(
     config: Config, run: RunFolder, place: Path, worlds: Mapping[str, CorpusWorld], executor: Executor
-) -> PreTrainedTokenizerBase:
+) -> None:
     """Trained on a sample of the corpus; made once."""
     if not (place / "tokenizer.json").exists():
         larger = replace(config.pretrain, shard_characters=_SAMPLE * config.pretrain.shard_characters)
@@ -161,4 +167,3 @@ def _tokenizer(
         texts |= {prediction_text(turn) for turn in turns}
         texts |= {fact for episode in episodes for fact in episode.world_facts}
         train_tokenizer(sorted(texts), config.vocab_size, [*phrases, KNOWN, NOW]).save_pretrained(place)
-    return load_tokenizer(place)

@@ -22,10 +22,10 @@ from imagination.learning.losses import EntropyHistory, LossTerms
 from imagination.learning.metrics import means, realised_shares
 from imagination.learning.micro_batch import Losses, Step, logprobs_under, reference_kl
 from imagination.learning.supervised import BETAS, Record
-from imagination.runs.processes import count, gathered, own, sum_gradients
+from imagination.runs.processes import count, dealt, gathered, rank, sum_gradients
 from imagination.settings import ProgressSettings, TrainSettings
 from policy.lm.batch import Row, RowBatch, collate
-from policy.lm.forward import ValueHead, encode, split
+from policy.lm.forward import ValueHead, encode, micro_batches, split
 from real_envs.seeding import derive_seed
 
 # Exact engines whose log-probs are within 1 % of the trainer's need no correction: rounding, far inside any clip.
@@ -222,8 +222,10 @@ class PolicyModule(L.LightningModule):
         limit = self.settings.micro_tokens
         if count() > 1:  # at least a part for each process
             limit = min(limit, math.ceil(int(batch.attention_mask.sum()) / count()))
-        parts = own(split(self.model, batch, limit))
-        terms = [self.losses.backward(micro, step, self.manual_backward) for _, micro in parts]
+        ids, device = batch.token_ids(), next(self.model.parameters()).device
+        parts = micro_batches(self.model, ids, limit)
+        own = dealt([sum(len(ids[i]) for i in part) for part in parts])[rank()]
+        terms = [self.losses.backward(batch[parts[n]].to(device), step, self.manual_backward) for n in own]
         sum_gradients(self.parameters())
         return gathered(terms)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -18,8 +18,7 @@ from imagination.learning.losses import cross_entropy_loss, token_logprobs
 from imagination.learning.optimizers import MuonAdamW, drop_if_not_finite
 from imagination.learning.trainer import KeepCheckpoints, StepStream, TimeLimit, WeightAverage, make_trainer
 from imagination.runs.lifecycle import resume_from
-from imagination.runs.processes import count as processes
-from imagination.runs.processes import from_first, gathered, own, sum_gradients
+from imagination.runs.processes import dealt, from_first, gathered, rank, sum_gradients
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import FitSettings, UserError
@@ -28,6 +27,7 @@ from policy.lm.batch import RowBatch
 from policy.lm.forward import hidden_before, token_logits
 from real_envs.seeding import derive_seed
 
+Rows = slice | Sequence[int]
 Record = Callable[[int, Mapping[str, float]], None]  # of a step and its metrics
 BETAS = (0.9, 0.98)
 LARGE = 30_000_000  # parameters; below, fp32 wins on CPUs, and a step is too short to measure well
@@ -50,7 +50,7 @@ class StepLoss(Protocol):
         """How many tokens of all rows are trained."""
         ...
 
-    def part(self, model: Any, rows: slice) -> tuple[Tensor, Tensor]:
+    def part(self, model: Any, rows: Rows) -> tuple[Tensor, Tensor]:
         """The share of some rows in the loss, and how many of their trained tokens are the likeliest."""
         ...
 
@@ -76,7 +76,7 @@ class NextTokenStep:
     def count(self) -> int:
         return int((self.batch.ce_weight != 0).sum())
 
-    def part(self, model: Any, rows: slice) -> tuple[Tensor, Tensor]:
+    def part(self, model: Any, rows: Rows) -> tuple[Tensor, Tensor]:
         """See ``StepLoss``."""
         ids, present, weight = (x[rows] for x in (self.batch.ids, self.batch.attention_mask, self.batch.ce_weight))
         mask = weight != 0
@@ -148,12 +148,13 @@ class SupervisedModule(L.LightningModule):
         optimizer.zero_grad()
         count = len(batch.ids)
         loss = self.objective.step(batch, derive_seed("objective", self.seed, step))
-        size = max(1, min(self.settings.micro_tokens // loss.width, math.ceil(count / processes())))
+        size = max(1, min(self.settings.micro_tokens // loss.width, count))
         parts: list[tuple[Tensor, Tensor]] = []
-        for start in own(range(0, count, size)):
-            rows = slice(start, start + size)
+        own = dealt(batch.attention_mask.sum(1).tolist())[rank()]
+        for start in range(0, len(own), size):
+            rows = own[start : start + size]
             parts.append(self._backward(loss, rows))
-            self.on_tokens(int(batch.attention_mask[rows].sum()), min(1.0, (start + size) / count))
+            self.on_tokens(int(batch.attention_mask[rows].sum()), min(1.0, (start + size) / len(own)))
         sum_gradients(self.parameters())
         skipped = drop_if_not_finite(self.parameters())
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
@@ -172,7 +173,7 @@ class SupervisedModule(L.LightningModule):
             self.log_dict(metrics, prog_bar=True)
             self.record(step, metrics)
 
-    def _backward(self, loss: StepLoss, rows: slice) -> tuple[Tensor, Tensor]:
+    def _backward(self, loss: StepLoss, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Adds the gradient of some rows to that of their step; returns ``StepLoss.part``, detached."""
         share, right = loss.part(self.model, rows)
         self.manual_backward(share)

@@ -27,6 +27,7 @@ from imagination.settings.models import (
     ReflectSettings,
     WorldModelSettings,
 )
+from imagination.settings.schema import require
 from imagination.settings.training import ChoiceWeights as ChoiceWeights
 from imagination.settings.training import CriticSettings, LoopSettings, TrainSettings
 from imagination.settings.training import SelfImitationSettings as SelfImitationSettings
@@ -46,6 +47,10 @@ class Config:
     logger: LoggerName = "tensorboard"  #: of losses and rewards during training; metrics.jsonl has them, too
     #: of an hour of this machine, in the currency of env.price; 0 is none. Changes only what the report says
     machine_price: float = 0.0
+    #: processes on this machine that train together, each on a GPU where there are any; 0 is this one alone
+    devices: int = 0
+    num_nodes: int = 1  #: machines that train together, of as many devices each
+    wait_minutes: float = 30.0  #: minutes that a process waits for the others before all are ended
     seed: int = 0  #: of tasks, log, weights, data order and dreams
     vocab_size: int = 2048  #: of the tokenizer of models from scratch
     max_action_tokens: int = 16  #: longest action, in tokens
@@ -76,3 +81,8 @@ class Config:
     listing: ListingSettings = field(default_factory=ListingSettings)
     serve: ServeSettings = field(default_factory=ServeSettings)
     pretrain: PretrainSettings = field(default_factory=PretrainSettings)
+
+    def __post_init__(self) -> None:
+        require(self, "0 or more", "devices")
+        require(self, "1 or more", "num_nodes")
+        require(self, "above 0", "wait_minutes")

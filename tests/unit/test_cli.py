@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -110,6 +110,9 @@ class Env:
 class Config:
     run: str = "unnamed"
     output: str = "outputs"
+    devices: int = 0
+    num_nodes: int = 1
+    wait_minutes: float = 30.0
     seed: int = 0
     algorithm: Algorithm = field(default_factory=Algorithm)
     train: Train = field(default_factory=Train)
@@ -397,7 +400,7 @@ def test_every_key_is_known_with_its_type() -> None:
     keys = schema_keys(Config)
     assert keys["train"] is Train
     assert keys["train.updates"] is int
-    assert set(flat_defaults(Config)) == {key for key in keys if "." in key or key in ("run", "output", "seed")}
+    assert set(flat_defaults(Config)) == {key for key, kind in keys.items() if not is_dataclass(kind)}
 
 
 # --- the run folder

@@ -191,15 +191,15 @@ class DiffusionStep:
     def count(self) -> int:
         return int(self.hidden.sum())
 
-    def part(self, model: Any, rows: slice) -> tuple[Tensor, Tensor]:
+    def part(self, model: Any, rows: slice | Sequence[int]) -> tuple[Tensor, Tensor]:
         """The share of some rows in the loss, and how many of their hidden tokens are the likeliest."""
         ids = self.batch.ids[rows]
-        first, last = rows.start, rows.start + len(ids)
-        own = [i for i, canvas in enumerate(self.canvases) if first <= canvas.row < last]
-        if not own:
-            trained = next(p for p in model.parameters() if p.requires_grad)
-            return trained.sum() * 0.0, torch.zeros((), dtype=torch.long, device=ids.device)
-        chosen = [replace(c, row=c.row - first) for c in (self.canvases[i] for i in own)]
+        place = {row: k for k, row in enumerate(torch.arange(len(self.batch.ids))[rows].tolist())}
+        own = [i for i, canvas in enumerate(self.canvases) if canvas.row in place]
+        if not own:  # a pass all the same: processes that share out the weights make as many
+            states = decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
+            return states.sum() * 0.0, torch.zeros((), dtype=torch.long, device=ids.device)
+        chosen = [replace(c, row=place[c.row]) for c in (self.canvases[i] for i in own)]
         layout = lay_out(ids, chosen)
         hidden = self.hidden[own].flatten().to(ids.device)
         at = layout.row[hidden], layout.column[hidden]
@@ -216,7 +216,7 @@ class DiffusionStep:
             loss = loss + self.causal_weight * self._next_token_loss(model, states, rows)
         return loss, (logits.detach().argmax(-1) == truth).sum()
 
-    def _next_token_loss(self, model: Any, states: Tensor, rows: slice) -> Tensor:
+    def _next_token_loss(self, model: Any, states: Tensor, rows: slice | Sequence[int]) -> Tensor:
         """The share of some rows in the mean cross-entropy of the text's next tokens."""
         ids, weight = self.batch.ids[rows], self.batch.ce_weight[rows]
         predicted = weight[:, 1:] != 0

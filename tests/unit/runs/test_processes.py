@@ -17,7 +17,7 @@ from imagination.learning.algorithms import build_algorithm
 from imagination.learning.policy_module import Update
 from imagination.learning.supervised import SupervisedModule
 from imagination.learning.trainer import StepStream, make_trainer
-from imagination.runs.processes import from_first, joined, rank
+from imagination.runs.processes import check, from_first, joined, rank
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import AlgorithmSettings, FitSettings
@@ -60,7 +60,7 @@ def gradients(folder: Path) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    with joined("train", folder) as place:
+    with joined(folder, 5.0) as place:
         torch.save(gradients(place), folder / f"of-{rank()}.pt")
 
 
@@ -85,9 +85,9 @@ def test_two_processes_have_the_gradients_and_the_metrics_of_one(tmp_path: Path)
     assert (tmp_path / "two" / "checkpoints" / "train.ckpt").exists()
 
 
-def test_a_command_whose_work_is_not_shared_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_whose_work_is_not_shared_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    refused(joined("evaluate", tmp_path).__enter__, "torchrun", "2 processes", "fit-world-model, clone, train")
+    refused(lambda: check("evaluate", 0, 1), "torchrun", "2 processes", "fit-world-model, clone, train")
 
 
 if __name__ == "__main__":
