@@ -111,7 +111,7 @@ _ALL = (
     _stage("relabel", "relabel:relabel", "hindsight"),
     _stage("clone", "clone:clone", "policy", "clone"),
     _stage("fit-critic", "fit_critic:fit_critic", "critic", "algorithm", "policy"),
-    _stage("train", "train:train", "train", "algorithm", "dream", "tripwires", "engine"),
+    _stage("train", "train:train", "train", "algorithm", "dream", "tripwires", "engine", "scale"),
     _stage("loop", "loop:loop", "loop", "collect", *_DREAMED, "tripwires", "fit", "worldmodel", "engine"),
     _stage("evaluate", "evaluate:evaluate", "evaluate", "engine"),
     _stage("audit", "audit:audit", "audit", "evaluate", "dream", "engine"),

@@ -81,6 +81,11 @@ class Session:
         """The run's tasks and real environments, opened anew; the caller closes them. See ``open_tasks``."""
         return open_tasks(self.run, self.config.env, self.config.collect.workers, privileged)
 
+    @property
+    def training_seed(self) -> int:
+        """Of start states, rollouts and minibatches."""
+        return self.config.seed if self.config.train.seed is None else self.config.train.seed
+
     @cached_property
     def solved_at(self) -> float | None:
         """Total reward from which a dream is solved; ``None`` is the usual 1."""

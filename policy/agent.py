@@ -48,6 +48,7 @@ class LanguageModelActor:
         # Only ``text`` and ``history`` are read: nothing privileged can reach a token.
         self._tokens = policy_prompt(agent.chat, observation.text, observation.history, Owner.SCAFFOLD)
         self._logprobs: list[float | None] = [None] * len(self._tokens.ids)
+        self._versions: list[int] = []
         self._turn = len(observation.history)
 
     async def act(self) -> str:
@@ -67,6 +68,7 @@ class LanguageModelActor:
     def _append(self, completion: Completion) -> None:
         self._tokens.append(completion.ids, Owner.AGENT, self._turn)
         self._logprobs.extend(completion.logprobs)
+        self._versions.append(completion.version)
         if not completion.stopped:
             self._tokens.append((self._agent.chat.stop,), Owner.SCAFFOLD)
             self._logprobs.append(None)
@@ -86,6 +88,7 @@ class LanguageModelActor:
                 for turn, owner in zip(self._tokens.turns, self._tokens.owners, strict=True)
             ),
             temperature=self._agent.sampling.temperature,
+            versions=tuple(self._versions),
         )
 
     def close(self) -> None:

@@ -130,7 +130,8 @@ class Trace:
 
     All tuples have one entry per token. ``logprobs`` is ``None`` wherever the policy did not sample the token;
     ``turns`` is the index into ``Trajectory.turns`` for agent tokens and -1 for all others. ``temperature``, ``top_p``
-    and ``top_k`` say which distribution the log-probs are of.
+    and ``top_k`` say which distribution the log-probs are of. ``versions`` has one entry per action that was sampled:
+    of the weights that sampled it, counted by the engine; it is not stored.
 
     Raises:
         ValueError: the tuples differ in length, or a log-prob and the agent's ownership disagree.
@@ -143,6 +144,7 @@ class Trace:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    versions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.ids)

@@ -70,6 +70,16 @@ def real_interaction() -> PoolStats:
     return replace(_TOTAL.get())
 
 
+def count_elsewhere(stats: PoolStats) -> None:
+    """Adds what another process did for this one."""
+    _add(_TOTAL.get(), stats)
+
+
+def _add(total: PoolStats, stats: PoolStats) -> None:
+    for f in fields(stats):
+        setattr(total, f.name, getattr(total, f.name) + getattr(stats, f.name))
+
+
 @contextmanager
 def count_apart() -> Iterator[PoolStats]:
     """What is done within counts for the object that it gives, and not for ``real_interaction`` elsewhere.

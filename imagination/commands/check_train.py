@@ -40,6 +40,7 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
         if wrong := check_share(name, share):
             yield wrong
     yield from _real_share(config)
+    yield from _ahead(config)
     if train.observation_coef and train.world != "real" and not most(train.real_share):
         yield (
             "train.observation_coef learns from what the real world says, and no episode is played there: set "
@@ -99,6 +100,22 @@ def _real_share(config: Config) -> Iterator[str]:
         yield (
             f"train.process={train.process} judges dreamed turns; those of the real games carry no number: set "
             "train.real_share=0, or train.process='' and train.process_coef=0"
+        )
+
+
+def _ahead(config: Config) -> Iterator[str]:
+    train, dream = config.train, config.dream
+    if not train.max_staleness:
+        return
+    if config.scale.name == "none":
+        yield (
+            f"train.max_staleness={train.max_staleness} lets players go on while the policy learns, and there are "
+            "none: set scale=ray, or train.max_staleness=0"
+        )
+    if train.extra_groups or (dream.on_doubt == "branch" and dream.extra_groups):
+        yield (
+            f"train.max_staleness={train.max_staleness} plays the groups of an update before it is known which are "
+            "missing: set train.extra_groups=0 and dream.on_doubt other than branch, or train.max_staleness=0"
         )
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,13 +34,16 @@ from imagination.rollout.schedules import most
 from imagination.rollout.world_models import rules_of
 from imagination.runs.lifecycle import resume_from, run_stage
 from imagination.runs.models import adapted
-from imagination.runs.processes import from_first, leave
+from imagination.runs.processes import from_first, leave, rank
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
+from imagination.scale.player import PlayerData
+from imagination.scale.ray_players import RayPlayers
 from imagination.session import Policy, Session
-from imagination.settings import Config
+from imagination.settings import Config, TrainSettings
 from policy.lm.backbone import save_checkpoint
 from policy.lm.forward import ValueHead
+from real_envs.env import Env
 from real_envs.trajectory import Source, Trajectory
 from real_envs.worker_pool import PoolStats, real_interaction
 
@@ -71,25 +75,30 @@ def train(
     """
     algorithm = check(config)
     with run_stage(config, folder, "train") as run:
-        _train(Session(config, run), algorithm, recorded, starts)
+        session = Session(config, run)
+        data = _Data.of(session, starts)
+        with _players(session, data, recorded) as players:
+            _train(session, algorithm, data, recorded, players)
 
 
 def _train(
-    session: Session, algorithm: Algorithm, recorded: RecordedGroups | None, starts: Mapping[str, Start] | None
+    session: Session,
+    algorithm: Algorithm,
+    data: _Data,
+    recorded: RecordedGroups | None,
+    players: RayPlayers | None,
 ) -> None:
     config, run = session.config, session.run
-    settings = config.train
-    seed = config.seed if settings.seed is None else settings.seed
+    settings, seed = config.train, session.training_seed
     state, done = resume_from(run, "train")
     for written, step in (("train", done), ("last_look", 0), (OVERLAP, done)):
         run.forget(written, step)
 
-    # build: what is learned from, the policy, the worlds that it plays in, and what watches it
-    data = _Data.of(session, seed, starts)
+    # build: the policy, the worlds that it plays in, and what watches it
     policy, reference, value = _policy(session, algorithm)
     probe = Probe(session, seed)
     real_steps = _RealSteps(session, probe, fresh=not done, dreamed=data.dreamed)
-    worlds = _worlds(session, data, recorded)
+    worlds = _worlds(session, data, recorded, played_here=players is None)
     # vLLM is not exact anyway and claims its memory for itself, so that one engine plays in both worlds
     own_engine = len(worlds) > 1 and config.engine.name != "vllm"
     watch = _watch(session, policy, data, probe, state)
@@ -117,6 +126,7 @@ def _train(
         on_turn=bar.count,
         worst=worst_returns([shaping.rewards(t)[t.prefix_turns :] for t in data.log], config.dream.max_turns),
         best=best,
+        players=players,
     )
 
     # learn: each update is played by the collector, judged and learned from by the module
@@ -169,7 +179,7 @@ class _Data:
     validation: Sequence[str]  # names of those that validation dreams begin in
 
     @classmethod
-    def of(cls, session: Session, seed: int, starts: Mapping[str, Start] | None) -> _Data:
+    def of(cls, session: Session, starts: Mapping[str, Start] | None) -> _Data:
         """Raises ``UserError``: experts are to be mixed in and there are none, or no held-out task is logged."""
         config, settings = session.config, session.config.train
         dreamed, known = settings.world == "dream", session.log.train
@@ -183,8 +193,27 @@ class _Data:
         starts = dream_starts(log, config.dream.max_turns) if starts is None else starts
         learned_from, validation = dict(starts), list[str]()
         if dreamed and settings.validation_tasks:
-            learned_from, validation = split_starts(starts, settings.validation_tasks, seed)
+            learned_from, validation = split_starts(starts, settings.validation_tasks, session.training_seed)
         return cls(dreamed, log, known, experts, starts, learned_from, validation)
+
+    def plays_real(self, settings: TrainSettings, recorded: RecordedGroups | None) -> bool:
+        """Whether updates play in the real world."""
+        return not self.dreamed or (most(settings.real_share) > 0 and recorded is None)
+
+
+@contextmanager
+def _players(session: Session, data: _Data, recorded: RecordedGroups | None) -> Iterator[RayPlayers | None]:
+    """Players in other processes, where there are to be any. Of processes that train together, the first has them."""
+    config = session.config
+    if config.scale.name == "none" or rank():
+        yield None
+        return
+    real = data.plays_real(config.train, recorded)
+    players = RayPlayers(session, PlayerData(data.known, data.starts), real)
+    try:
+        yield players
+    finally:
+        players.close()
 
 
 def _policy(session: Session, algorithm: Algorithm) -> tuple[Policy, Any, ValueHead | None]:
@@ -199,27 +228,35 @@ def _policy(session: Session, algorithm: Algorithm) -> tuple[Policy, Any, ValueH
     return Policy(adapted(policy.model, config.policy), policy.chat), reference, value
 
 
-def _worlds(session: Session, data: _Data, recorded: RecordedGroups | None) -> list[RolloutEnvironment]:
+def _worlds(
+    session: Session, data: _Data, recorded: RecordedGroups | None, played_here: bool
+) -> list[RolloutEnvironment]:
     """The world that is trained in, and after it the real one where a share of the episodes is played there beside."""
     settings, worlds = session.config.train, list[RolloutEnvironment]()
-    if not data.dreamed or (most(settings.real_share) > 0 and recorded is None):
+    if data.plays_real(settings, recorded):
         tasks = session.tasks()
         known = {task.id: task for task in tasks.tasks(settings.tasks)}
         workers = session.config.collect.workers
         worlds = [RolloutEnvironment(tasks.make_env, Source.REAL, None, workers, close=tasks.close, tasks=known)]
     if not data.dreamed:
         return worlds
-    model = session.world_model(data.known)
     needs = [f"train.process={settings.process}"] * settings.process.endswith("probability")
     needs += ["dream.on_doubt=downweight"] * (session.config.dream.on_doubt == "downweight")
     if needs:
         session.calibration(" and ".join(needs))
+    if not played_here:
+        return [RolloutEnvironment(_nowhere, Source.DREAM, None, 0), *worlds]
+    model = session.world_model(data.known)
     make_env = session.dreams(model, data.starts)
     at_once = max(64, session.config.engine.slots)
     return [
         RolloutEnvironment(make_env, Source.DREAM, model.version, at_once, model.engines, session.solved_at),
         *worlds,
     ]
+
+
+def _nowhere() -> Env:
+    raise RuntimeError("players dream, and this process does not")
 
 
 def _watch(session: Session, policy: Policy, data: _Data, probe: Probe, state: str | None) -> TripwireMonitor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -13,6 +14,7 @@ import torch
 
 from imagination.data.batches import truncate
 from imagination.data.examples import imitation_row
+from imagination.learning.ahead import GroupsAhead, Players
 from imagination.learning.experience import (
     RecordedGroups,
     compared_expert_row,
@@ -32,6 +34,7 @@ from imagination.rollout.schedules import added_episodes, share_at, turns_at
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.spans import Span, timed
+from imagination.scale.pool import Group
 from imagination.settings import DreamSettings, ProgressSettings, TrainSettings, UserError
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import Row
@@ -105,6 +108,7 @@ class ExperienceCollector:
         recorded: real episodes that were played before, in place of a real world beside the first.
         worst: what uncertainty costs, see ``RewardShaping``.
         best: the policy that did best in validation dreams, where these are played.
+        players: play all episodes in other processes, where there are any.
     """
 
     run: RunFolder
@@ -123,9 +127,11 @@ class ExperienceCollector:
     agent_beside: LanguageModelAgent | None = None
     recorded: RecordedGroups | None = None
     best: BestPolicy | None = None
+    players: Players | None = None
     policy_version: str = ""  # of the weights that play now
     seconds: float = 0.0
     turns: int = 0
+    _ahead: GroupsAhead | None = None
 
     @property
     def world(self) -> RolloutEnvironment:
@@ -136,7 +142,9 @@ class ExperienceCollector:
         settings = self.plan.train
         rng = random.Random(derive_seed("starts", self.plan.seed, index))
         longest = longest_turns(self.plan.dream, index)
-        played, beside = self._both_worlds(index, rng, longest)
+        played, beside, ahead = self._both_worlds(index, rng, longest)
+        if self.players is not None:
+            self.players.count_real()
         self.count_real_steps()
         if index == 0 and not beside and all(t.stop.is_failure or t.stop in _CUT for t in played):
             raise NothingToLearn(why_nothing(played))
@@ -149,6 +157,7 @@ class ExperienceCollector:
         min_weight = self.plan.dream.min_weight if weigh else None
         rows = policy_rows([*played, *beside], min_weight, self._shaping(longest))
         measured = {**measure_played(played), **measure_played(beside, "real_"), **seen, **self._mean_rewards(rows)}
+        measured |= ahead
         measured |= self._validate(index)
         if self.plan.dream.horizon:
             measured["horizon"] = longest
@@ -160,7 +169,7 @@ class ExperienceCollector:
             again = self.replays.draw(index, added_episodes(own, replayed, expert))
             measured |= self.replays.add(index, rows) | {"replayed": len(again)}
         rows += self._expert_rows(rng, wanted, [*played, *beside], longest)
-        exact = self.agent.engine.exact and not (self.recorded is not None and beside)
+        exact = self.agent.engine.exact and not ahead and not (self.recorded is not None and beside)
         return Update(index, [*rows, *again], measured, exact=exact)
 
     def _validate(self, index: int, last: bool = False) -> dict[str, float]:
@@ -196,7 +205,7 @@ class ExperienceCollector:
         ``last_look``, and none of them is a real step.
         """
         index = self.plan.train.updates
-        self._refresh()
+        self._refresh(index)
         validated = self._validate(index, last=True)
         if self.watch is None:
             if validated:
@@ -209,12 +218,17 @@ class ExperienceCollector:
         self.run.add_rollouts("last_look", self._one_a_group(index, played), which="update", step=index, split="train")
         self.run.record("last_look", index, {**measure_played(played), **self.watch.look(index, played), **validated})
 
-    def _both_worlds(self, index: int, rng: random.Random, longest: int) -> tuple[list[Trajectory], list[Trajectory]]:
-        """What an update plays in its world and, at the same time, in the real one beside: neither waits for the other.
+    def _both_worlds(
+        self, index: int, rng: random.Random, longest: int
+    ) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
+        """What an update plays in its world and, at the same time, in the real one beside: neither waits for the other;
+        and what is to be logged where these were played ahead.
 
         The seconds of each and of both at once are lines of ``overlap``, not metrics of the update.
         """
-        self._refresh()
+        self._refresh(index)
+        if self.players is not None and self.plan.train.max_staleness:
+            return self._played_ahead(index)
 
         async def play() -> tuple[tuple[list[Trajectory], Span], tuple[list[Trajectory], Span]]:
             return await asyncio.gather(
@@ -227,11 +241,41 @@ class ExperienceCollector:
             seconds = (here.seconds, there.seconds, here.both(there))
             line = {key: round(s, 3) for key, s in zip(OVERLAP_SECONDS, seconds, strict=True)}
             self.run.record(OVERLAP, index, line)
-        return played, beside
+        return played, beside, {}
 
-    def _refresh(self) -> None:
+    def _played_ahead(self, index: int) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
+        assert self.players is not None
+        if self._ahead is None:
+            limit = self.plan.train.max_staleness
+            self._ahead = GroupsAhead(self.players.pool, self._groups_of, limit, index)
+        begun = time.perf_counter()
+        episodes, metrics = self._ahead.take()
+        self.seconds += time.perf_counter() - begun
+        self._count(episodes)
+        beside = [t for t in episodes if t.source is not self.world.source]
+        return [t for t in episodes if t.source is self.world.source], beside, metrics
+
+    def _groups_of(self, index: int) -> list[Group]:
+        """All groups of an update that players play ahead."""
+        longest, first = longest_turns(self.plan.dream, index), self._first_groups(index)
+        rng = random.Random(derive_seed("starts", self.plan.seed, index))
+        groups = self._in_groups(self._episodes(index, rng, 0, first, self.plan.dream.branch), longest, self.world)
+        if first < self.plan.train.groups:
+            rng, real = random.Random(derive_seed("starts", self.plan.seed, index)), self.worlds[1]
+            episodes = self._episodes(index, rng, first, self.plan.train.groups - first, 0.0, real)
+            groups += self._in_groups(episodes, longest, real)
+        return groups
+
+    def _in_groups(self, episodes: Sequence[Episode], longest: int, world: RolloutEnvironment) -> list[Group]:
+        size = self.plan.train.group_size
+        parts = [tuple(episodes[k : k + size]) for k in range(0, len(episodes), size)]
+        return [Group(part, longest, world.source) for part in parts]
+
+    def _refresh(self, index: int) -> None:
         """The policy plays as it is now, and nothing depends on what was played before."""
         self.policy_version = weights_version(self.model)
+        if self.players is not None:
+            self.players.publish(index, self.model, wait=not self.plan.train.max_staleness)
         engines = [self.agent.engine, *([self.agent_beside.engine] if self.agent_beside is not None else [])]
         for engine in {id(e): e for e in engines}.values():
             engine.update_weights()
@@ -289,6 +333,8 @@ class ExperienceCollector:
     def speed(self) -> dict[str, float]:
         """Throughput and draft acceptance. Depends on timing, so it is logged per process only."""
         speed = {"turns_per_second": self.turns / self.seconds if self.seconds else 0.0}
+        if self.players is not None:
+            speed |= self.players.pool.speed()
         counts = [engine.counts for engine in self.world.engines]
         if any(c.steps for c in counts):
             speed["tokens_per_step"] = sum(c.generated for c in counts) / max(1, sum(c.steps for c in counts))
@@ -302,11 +348,23 @@ class ExperienceCollector:
         world = world or self.world
         stamp = Provenance(world.source, self.policy_version, world.version, world.solved_at)
         agent = self.agent if world is self.world or self.agent_beside is None else self.agent_beside
-        played = await play_all(
-            episodes, world.make_env, agent, stamp, longest, world.concurrency, Watch(on_turn=self.on_turn)
-        )
-        self.turns += sum(len(t.own_turns) for t in played)
+        if self.players is not None:
+            played = await self.players.pool.play(self._in_groups(episodes, longest, world))
+            self._count(played)
+        else:
+            played = await play_all(
+                episodes, world.make_env, agent, stamp, longest, world.concurrency, Watch(on_turn=self.on_turn)
+            )
+            self.turns += sum(len(t.own_turns) for t in played)
         return played
+
+    def _count(self, played: Sequence[Trajectory]) -> None:
+        """Counts turns that others played."""
+        turns = sum(len(t.own_turns) for t in played)
+        self.turns += turns
+        if self.on_turn is not None:
+            for _ in range(turns):
+                self.on_turn()
 
     async def _branches(
         self, index: int, rng: random.Random, longest: int, played: Sequence[Trajectory]

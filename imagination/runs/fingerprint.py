@@ -12,11 +12,11 @@ from typing import Any, Literal
 from imagination.settings import Config, EnvSettings
 from real_envs.files import read_json
 
-# Names of folders, how many processes work, where losses are logged, what an hour costs, and what only looks at a run
-# or starts others from it, decide nothing that is made.
+# Names of folders, which processes work where, where losses are logged, what an hour costs, and what only looks at a
+# run or starts others from it, decide nothing that is made.
 _ASIDE = (
     *("run", "output", "jobs", "logger", "machine_price"),
-    *("devices", "num_nodes", "wait_minutes"),
+    *("devices", "num_nodes", "wait_minutes", "scale"),
     *("imports", "rules", "loop", "few_shot", "audit", "compare", "ablation", "listing", "serve", "pretrain"),
 )
 _WHOLE = tuple(f.name for f in fields(Config) if f.name not in _ASIDE)
@@ -52,6 +52,8 @@ def fingerprint(config: Config, stage: str = "") -> str:
         if name == "worldmodel" and stage in _FITS:
             # they answer beside the model, and are mined whatever it is fitted to
             del chosen[name]["rules"], chosen[name]["resamples"]
+        if name == "train" and not config.train.max_staleness:
+            del chosen[name]["max_staleness"]  # as above
         if name == "env":
             del chosen[name]["price"]  # what a step costs decides nothing that is made
         for model in (chosen[name], chosen[name].get("model")) if isinstance(chosen[name], dict) else ():

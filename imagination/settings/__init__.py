@@ -27,6 +27,7 @@ from imagination.settings.models import (
     ReflectSettings,
     WorldModelSettings,
 )
+from imagination.settings.scale import ScaleSettings
 from imagination.settings.schema import require
 from imagination.settings.training import ChoiceWeights as ChoiceWeights
 from imagination.settings.training import CriticSettings, LoopSettings, TrainSettings
@@ -64,6 +65,7 @@ class Config:
     refine: RefineSettings = field(default_factory=RefineSettings)
     policy: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    scale: ScaleSettings = field(default_factory=ScaleSettings)
     reflect: ReflectSettings = field(default_factory=ReflectSettings)
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     clone: CloneSettings = field(default_factory=CloneSettings)

@@ -76,12 +76,15 @@ class TrainSettings:
     seeds: int = 3  #: training seeds per clone in demo-seeds
     #: real trains in the real environment instead of dreams, as a control that costs real steps
     world: Literal["dream", "real"] = "dream"
+    #: updates that the oldest token of an episode may be behind the policy that learns from it; above 0, players go on
+    #: while the policy learns (scale=ray)
+    max_staleness: int = 0
     checkpoint_every: int = 4  #: updates between two saved training states
     #: updates between two policies that are kept in models/kept/, for the audit to rank; 0 keeps none
     keep_every: int = 0
 
     def __post_init__(self) -> None:
-        require(self, "0 or more", "minutes", "observation_coef")
+        require(self, "0 or more", "minutes", "observation_coef", "max_staleness")
         require(self, "in [0, 1]", "observation_share")
 
 

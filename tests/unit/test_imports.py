@@ -26,6 +26,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "vllm": ("policy/lm/engines/vllm.py",),
     "httpx": ("policy/lm/engines/openai.py", "real_envs/worlds/servers/agentgym.py", "real_envs/chat_server.py"),
+    "ray": ("imagination/scale/ray_players.py",),
     "openenv": ("real_envs/worlds/servers/openenv.py",),
     "diffusers": ("worldmodel/diffusion/sampling.py", "worldmodel/extras/"),
     "lightning": ("imagination/learning/", "imagination/evaluation/monitors/monitor.py"),
@@ -35,7 +36,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("imagination/serving/",)),
 }
 # The rooms of imagination, from the ground up: each may import those before it, and none after it.
-ROOMS = "settings runs rollout data session learning evaluation loop report serving commands".split()  # noqa: SIM905
+ROOMS = "settings runs rollout data session scale learning evaluation loop report serving commands".split()  # noqa: SIM905
 # Other names under which the same library comes.
 ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 
