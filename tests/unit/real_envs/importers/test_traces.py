@@ -316,6 +316,13 @@ def test_other_choices_and_unknown_forms_are_told(tmp_path: Path) -> None:
     assert [(one.field, "blob" in one.reason) for one in refusals] == [("outputs", True)]
 
 
+def test_a_root_run_alone_may_hold_the_whole_dialogue(tmp_path: Path) -> None:
+    messages = [langchain("HumanMessage", content="Hi"), langchain("AIMessage", content="Yo")]
+    root = run(0, "chain", {"messages": messages[:1]}, {"messages": messages}, None)
+    episode = only(write(tmp_path / "log.json", [root]))
+    assert (episode.start, steps(episode)) == ("Hi", [("Yo", "")])
+
+
 def test_single_calls_are_no_chats(tmp_path: Path) -> None:
     episodes, refusals = items(write(tmp_path / "log.json", litellm()), "openai")
     assert episodes == []
