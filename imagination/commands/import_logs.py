@@ -50,7 +50,8 @@ def import_logs(config: Config, folder: Path) -> None:
     formats:
       auto         the default: says which of these it sees, and why
       openai       chat messages with tool calls, of OpenAI, Anthropic, verifiers, tau2-bench;
-                   Claude Code, Codex, LangChain, Gemini, AI SDK, OpenHands, Inspect
+                   Claude Code, Codex, LangChain, Gemini, AI SDK, OpenHands, Inspect,
+                   smolagents, ATIF, AutoGen, ChatGPT's export
       traces       spans of LangSmith, Langfuse, OpenTelemetry, OpenAI's Agents SDK, LiteLLM
       react        printed 'Action:' and 'Observation:', in text or a notebook
       browser-use  folders of history.json and result.json; give the run's folder

@@ -1,4 +1,5 @@
-"""Files that hold chats in another form: sessions of Claude Code, samples of Inspect and results of tau2-bench.
+"""Files that hold chats in another form: sessions of Claude Code and Gemini's CLI, samples of Inspect, results of
+tau2-bench, trajectories of ATIF, trees of ChatGPT's export and of verifiers.
 
 Of logs that are known and not read, ``not_read`` says what they are.
 """
@@ -13,20 +14,20 @@ from real_envs.importers.records import Record
 from real_envs.store.codec import FieldError
 
 _VERDICTS = {"C": True, "I": False, "N": False}  # of Inspect's scorers
+GEMINI_CLI = {"sessionId", "projectHash"}
+_CHATGPT = {  # where the parts of a content are, by its type
+    **{"text": "parts", "multimodal_text": "parts", "code": "text", "execution_output": "text", "thoughts": "thoughts"},
+    **{"system_error": "text", "tether_browsing_display": "result", "tether_quote": "text", "reasoning_recap": ""},
+    **{"user_editable_context": "user_profile user_instructions", "model_editable_context": "model_set_context"},
+}
 _CALLS = "single calls of a model, of which `imagine import traces` makes dialogues"
 _NOT_READ = {  # by fields of a record, or of its first message
     "messages response.choices, inputs outputs run_type, input output traceId, span_data object, object workflow_name, "
     "attributes traceId, resourceSpans": _CALLS,
-    "task nodes stop_condition": "graphs of messages of verifiers: log its messages",
-    "step_number model_output, task task_images": "steps of smolagents: log the agent's messages",
-    "sessionId projectHash": "sessions of Gemini's CLI",
-    "cum_reward n_steps": "AgentLab's summaries of runs, whose steps are pickles",
-    "mapping current_node": "ChatGPT's exports, whose conversations are trees",
+    "cum_reward n_steps": "AgentLab's summaries of runs, whose steps are pickles, which could run code when read",
     "task_name agent status": "logs of CrewAI, without answers of tools",
     "input output gts": "verl's dumps of a chat template's text: log messages",
-    "source models_usage": "dialogues of several agents of AutoGen",
     "role thread_id": "lists of OpenAI's Assistants, newest first",
-    "step_id source": "trajectories in Harbor's ATIF",
 }
 
 
@@ -38,16 +39,28 @@ def not_read(record: Any) -> str:
     inner = next((given[0] for given in lists if isinstance(given, list) and given and isinstance(given[0], dict)), {})
     answer = record["response"] if isinstance(record.get("response"), dict) else {}
     fields = {*record, *inner, *(f"response.{key}" for key in answer)}
+    listed = record["messages"] if isinstance(record.get("messages"), list) else []
+    speakers = {str(each.get("source")) for each in listed if isinstance(each, dict) and "models_usage" in each}
+    if len([name for name in speakers if "user" not in name.lower()]) > 1:
+        return f"dialogues of several agents of AutoGen ({', '.join(sorted(speakers))}); they are not read as chats"
     known = ((names.split(), about) for alike, about in _NOT_READ.items() for names in alike.split(", "))
     return next((f"{about}; they are not read as chats" for names, about in known if fields.issuperset(names)), "")
 
 
 def container_of(value: Any) -> str:
     """What holds the chats of a record, such as "samples of Inspect"; "" where it is none."""
-    if isinstance(value, dict) and isinstance(value.get("samples"), list) and isinstance(value.get("eval"), dict):
+    if not isinstance(value, dict):
+        return ""
+    lists = [key for key, inner in value.items() if isinstance(inner, list)]
+    if "samples" in lists and isinstance(value.get("eval"), dict):
         return "samples of Inspect"
-    simulated = isinstance(value, dict) and isinstance(value.get("simulations"), list) and "messages" not in value
-    return "simulations of tau2-bench" if simulated else ""
+    if "steps" in lists and str(value.get("schema_version")).startswith("ATIF"):
+        return "steps of ATIF"
+    if isinstance(value.get("mapping"), dict) and "current_node" in value:
+        return "mapping of ChatGPT's export"
+    if "nodes" in lists and "task" in value:
+        return "nodes of verifiers"
+    return "simulations of tau2-bench" if "simulations" in lists and "messages" not in value else ""
 
 
 def contained(records: Iterable[Record]) -> Iterator[Record]:
@@ -56,11 +69,105 @@ def contained(records: Iterable[Record]) -> Iterator[Record]:
         kind = container_of(record.value).partition(" ")[0]
         if not kind or not record.value[kind]:
             yield Record(record.where, FieldError(kind, "is empty: nothing was logged")) if kind else record
+        elif kind in ("samples", "simulations"):
+            read = _sample if kind == "samples" else _simulation
+            for i, value in enumerate(record.value[kind]):
+                chat = read(record.value, value) if isinstance(value, dict) else value
+                yield Record(f"{record.where}, {kind}[{i}]", chat)
+        else:
+            chats = {"steps": _trajectories, "mapping": _conversation, "nodes": _branches}[kind](record.value)
+            for i, chat in enumerate(chats):
+                yield Record(f"{record.where}, dialogue {i + 1}" if i else record.where, chat)
+
+
+def _trajectories(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """That of ATIF, and those of its sub-agents, with the models that acted."""
+    agent = value["agent"] if isinstance(value.get("agent"), dict) else {}
+    yield {**value, "agent": agent.get("model_name") or agent.get("name"), "subagent_trajectories": None}
+    for inner in value.get("subagent_trajectories") or ():
+        if container_of(inner):
+            yield from _trajectories(inner)
+
+
+def _path(above: Mapping[Any, Any], leaf: Any) -> list[Any]:
+    """The nodes of a tree from its root to a leaf."""
+    path: dict[Any, None] = {}
+    while leaf in above and leaf not in path:
+        path[leaf] = None
+        leaf = above[leaf]
+    return list(path)[::-1]
+
+
+def _conversation(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of ChatGPT's export: a tree, of which the user left one path."""
+    nodes = {str(key): node for key, node in value["mapping"].items() if isinstance(node, dict)}
+    said = {key: node["message"] for key, node in nodes.items() if isinstance(node.get("message"), dict)}
+    path = _path({key: str(node.get("parent")) for key, node in nodes.items()}, str(value["current_node"]))
+    given = [said.pop(key) for key in path if key in said]
+    about = (message["metadata"] for message in given if isinstance(message.get("metadata"), dict))
+    model = next(filter(None, (one.get("model_slug") for one in about)), None)
+    chat = {"messages": list(map(_of_chatgpt, given)), "agent": model, "title": value.get("title")}
+    yield chat | {"messages_of_other_branches": len(said) or None}
+
+
+def _of_chatgpt(message: Mapping[str, Any]) -> dict[str, Any]:
+    author, content = (message[key] if isinstance(message.get(key), dict) else {} for key in ("author", "content"))
+    role, to, kind = author.get("role"), message.get("recipient") or "all", str(content.get("content_type"))
+    if kind not in _CHATGPT:
+        return {"role": role, "content": [{"type": kind}]}  # unknown, and refused
+    given = [content.get(key) for key in _CHATGPT[kind].split()]
+    parts = [part for one in given for part in (one if isinstance(one, list) else [one]) if part]
+    texts = [part.get("text") or part.get("content") if isinstance(part, dict) else str(part) for part in parts]
+    text = "\n".join(one for one in texts if isinstance(one, str))
+    if kind == "thoughts":
+        return {"role": role, "content": None, "reasoning_content": text}
+    if role == "assistant" and to != "all":
+        return {"role": role, "content": None, "tool_calls": [{"name": to, "arguments": text}]}
+    pictures = [{"type": "image"} for one in texts if not isinstance(one, str)]
+    return {"role": "system" if kind.endswith("context") else role, "content": [text, *pictures]}
+
+
+def _branches(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of a graph of verifiers: its longest path."""
+    nodes = {i: node for i, node in enumerate(value["nodes"]) if isinstance(node, dict)}
+    above = {i: node.get("parent") for i, node in nodes.items()}
+    path = max((_path(above, leaf) for leaf in nodes.keys() - set(above.values())), key=len, default=[])
+    task, agent = (value[key] if isinstance(value.get(key), dict) else {} for key in ("task", "agent"))
+    rewards = value["rewards"].values() if isinstance(value.get("rewards"), dict) else []
+    parts = [(one["score"], one.get("weight", 1.0)) for one in rewards if isinstance(one, dict) and one.get("score")]
+    plain = all(isinstance(number, int | float) for pair in parts for number in pair)
+    about = {key: value.get(key) for key in ("id", "stop_condition", "is_truncated", "is_completed", "reward", "error")}
+    about |= {"reward": sum(score * weight for score, weight in parts)} if rewards and plain else {}
+    about |= {"error": value["errors"][0]} if isinstance(value.get("errors"), list) and value["errors"] else {}
+    about |= {"task_id": task.get("key") or task.get("hash"), "agent": agent.get("name")}
+    others = len(nodes) - len(path)
+    yield {"messages": [nodes[at].get("message") for at in path], "messages_of_other_branches": others or None} | about
+
+
+def gemini_session(records: Iterable[Record]) -> Iterator[Record]:
+    """Of the lines of Gemini's CLI: later ones replace those of the same id, set all, or take some back."""
+    messages: dict[str, Any] = {}
+    rewound, name = 0, ""
+    for record in records:
+        line = record.value
+        if not isinstance(line, dict):
+            yield record if isinstance(line, FieldError) else Record(record.where, FieldError("", "is no object"))
             continue
-        read = _sample if kind == "samples" else _simulation
-        for i, value in enumerate(record.value[kind]):
-            chat = read(record.value, value) if isinstance(value, dict) else value
-            yield Record(f"{record.where}, {kind}[{i}]", chat)
+        name = str(line.get("sessionId") or name)
+        update = line["$set"] if isinstance(line.get("$set"), dict) else {}
+        if "$rewindTo" in line:
+            ids, to = list(messages), str(line["$rewindTo"])
+            kept = ids[: ids.index(to) if to in ids else 0]
+            rewound += len(ids) - len(kept)
+            messages = {key: messages[key] for key in kept}
+        elif isinstance(update.get("messages"), list):
+            messages = {
+                str(one.get("id") if isinstance(one, dict) else i): one for i, one in enumerate(update["messages"])
+            }
+        elif "type" in line:
+            messages[str(line.get("id"))] = line
+    value = {"messages": list(messages.values()), "session": name, "rewound_messages": rewound or None}
+    yield Record(f"session {name}", value)
 
 
 def _simulation(file: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Messages as other programs write them, in the terms that ``messages`` reads: role, content of parts, ``tool_calls``.
 
-Read are messages of LangChain, Gemini, the AI SDK, Cohere, ShareGPT and Claude's export, items of OpenAI's Responses
-with hosted tools, events of OpenHands, lines of Claude Code and Codex. One that holds calls and answers is several
+Read are messages of LangChain, Gemini, the AI SDK, OpenTelemetry, Cohere, ShareGPT, AutoGen and Claude's export, items
+of OpenAI's Responses with hosted tools, events of OpenHands, steps of smolagents and ATIF, lines of Claude Code, Codex
+and Gemini's CLI. One that holds calls and answers is several
 messages; what is no message is counted.
 """
 
@@ -26,6 +27,13 @@ _ABOUT = (
 )
 _ABOUT += " image_urls kernel_init_code include_extra action source id timestamp message timeout cause"
 _NO_EVENTS = ("null", "agent_state_changed", "change_agent_state", "recall", "condensation", "condensation_request")
+_AUTOGEN = (
+    *("TextMessage", "MultiModalMessage", "StopMessage", "HandoffMessage", "StructuredMessage", "ToolCallRequestEvent"),
+    *("ToolCallExecutionEvent", "ThoughtEvent", "UserMessage", "AssistantMessage", "SystemMessage"),
+    "FunctionExecutionResultMessage",
+)
+_SMOLAGENTS = ({"step_number", "model_output"}, {"task", "task_images"}, {"plan", "model_output_message"})
+_NOTICES = ("info", "error", "warning")  # of Gemini's CLI
 _NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction")
 
 
@@ -70,6 +78,14 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
         return _codex
     if "role" in value:
         return None
+    if {"step_id", "source"} <= value.keys():
+        return _atif
+    if any(names <= value.keys() for names in _SMOLAGENTS) or value.keys() == {"system_prompt"}:
+        return _smolagents
+    if isinstance(source, str) and isinstance(kind, str) and ("models_usage" in value or kind in _AUTOGEN):
+        return _autogen
+    if kind == "gemini" or (kind in _NOTICES and {"content", "timestamp"} <= value.keys()):
+        return _gemini_cli
     typed = str(kind).lower() in SPEAKERS and ("content" in value or isinstance(value.get("data"), dict))
     if typed or (value.get("lc") and isinstance(value.get("kwargs"), dict)):
         return _langchain
@@ -137,6 +153,70 @@ def _event(event: Message, left_out: Counter[str]) -> list[Any]:
     return [message | {"reasoning_content": args.get("thought")}]
 
 
+def _atif(step: Message, left_out: Counter[str]) -> list[Any]:
+    """A step of Harbor's format, with what its tools gave."""
+    role = {"agent": _ASSISTANT}.get(step["source"], step["source"])
+    calls = [{"name": call.get("function_name"), **call} for call in _objects(step.get("tool_calls"))]
+    message = {"role": role, "content": step.get("message"), "tool_calls": calls}
+    message |= {"reasoning_content": step.get("reasoning_content")} if role == _ASSISTANT else {}
+    given = step["observation"].get("results") if isinstance(step.get("observation"), dict) else None
+    left_out["trajectory of a sub-agent"] += sum(bool(one.get("subagent_trajectory_ref")) for one in _objects(given))
+    seen = [{"role": _TOOL, "content": one["content"]} for one in _objects(given) if one.get("content") is not None]
+    return [*([message] if message["content"] or calls or not seen else []), *seen]
+
+
+def _smolagents(step: Message, left_out: Counter[str]) -> list[Any]:
+    if "step_number" not in step:
+        left_out["image"] += len(_objects(step.get("task_images")))
+        if "plan" in step:
+            return [{"role": _ASSISTANT, "content": None, "reasoning_content": step["plan"]}]
+        return [{"role": _USER, "content": step["task"]} if "task" in step else {"role": "system", **step}]
+    written, calls = step["model_output"], _objects(step.get("tool_calls"))
+    code = written and all("python_interpreter" in str(call) for call in calls)  # stands in the text, too
+    message = {"role": _ASSISTANT, "content": written, "ends": step.get("is_final_answer") is True}
+    message |= {} if code else {"tool_calls": calls}
+    seen = {"role": _TOOL, "content": step.get("observations"), "error": step.get("error")}
+    made, output = f"{written}{calls}{seen}", step.get("action_output")
+    left_out["action output"] += output is not None and str(output) not in made
+    left_out["image"] += len(_objects(step.get("observations_images")))
+    return [message, *([seen] if seen["content"] or seen["error"] else [])]
+
+
+def _autogen(message: Message, left_out: Counter[str]) -> list[Any]:
+    kind, content = message["type"], message.get("content")
+    role = _USER if "user" in message["source"].lower() else _ASSISTANT
+    if kind in ("ToolCallExecutionEvent", "FunctionExecutionResultMessage"):
+        return [{"role": _TOOL, **result} for result in _objects(content)]
+    if kind == "ThoughtEvent":
+        return [{"role": _ASSISTANT, "content": None, "reasoning_content": content}]
+    if kind == "ToolCallRequestEvent" or (kind == "AssistantMessage" and isinstance(content, list)):
+        return [{"role": _ASSISTANT, "content": None, "tool_calls": content, "reasoning": message.get("thought")}]
+    if kind not in _AUTOGEN:
+        left_out[f"line of type {kind}"] += 1
+        return []
+    if kind == "MultiModalMessage" and isinstance(content, list):
+        content = [part if isinstance(part, str) else {"type": "image"} for part in content]
+    return [{"role": "system" if kind == "SystemMessage" else role, "content": _shown(content, (str, list))}]
+
+
+def _gemini_cli(line: Message, left_out: Counter[str]) -> list[Any]:
+    if line["type"] != "gemini":
+        return _no_message(line, left_out)
+    calls = _objects(line.get("toolCalls"))
+    thoughts = [f"{one.get('subject')}: {one.get('description')}" for one in _objects(line.get("thoughts"))]
+    message = {"role": _ASSISTANT, "content": line.get("content"), "tool_calls": calls}
+    seen = [
+        {
+            "role": _TOOL,
+            "content": call.get("result") or call["resultDisplay"],
+            "is_error": call.get("status") == "error",
+        }
+        for call in calls
+        if call.get("result") or isinstance(call.get("resultDisplay"), str)
+    ]
+    return [message | {"reasoning_content": "\n\n".join(thoughts)}, *seen]
+
+
 def _item(item: Message, left_out: Counter[str]) -> list[Any]:
     """A hosted tool, or the shell, with what it gave where that was logged."""
     kind, output = item["type"], item.get("output")
@@ -156,8 +236,8 @@ def _objects(value: Any) -> list[Message]:
     return [inner for inner in value if isinstance(inner, dict)] if isinstance(value, list) else []
 
 
-def _shown(value: Any) -> Any:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _shown(value: Any, plain: tuple[type, ...] = (str,)) -> Any:
+    return value if isinstance(value, plain) else json.dumps(value, ensure_ascii=False)
 
 
 def _with_role(message: Any) -> Any:

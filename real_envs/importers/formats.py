@@ -119,6 +119,10 @@ def _recognised(sample: Sample) -> tuple[Format, str] | None:
 
 def _in_no_format(sample: Sample) -> str:
     """What was seen of a file in no format, and which one comes near, and why it is not in that one."""
+    if ".pkl" in sample.path.name:
+        return "is a pickle, as of AgentLab's steps: reading it could run code, so it is never read"
+    if "state_obv" in sample.text and sample.record is None:
+        return "is a page of WebArena's results, which is not read: log its steps as messages"
     if known := not_read(sample.record):
         return f"is one of {known}"
     unknown = "is in no format that is known here"

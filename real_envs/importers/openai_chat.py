@@ -15,12 +15,13 @@ episode, ``success``, ``agent`` or ``model``, and ``id``. Results of tau2-bench 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.containers import contained, container_of, not_read, sessions
+from real_envs.importers.containers import GEMINI_CLI, contained, container_of, gemini_session, not_read, sessions
 from real_envs.importers.dialects import is_message, is_session, spoken
 from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, outcome
 from real_envs.importers.ends import ending_of
@@ -29,11 +30,12 @@ from real_envs.importers.records import Record, Sample, json_records
 from real_envs.store.codec import FieldError
 from real_envs.trajectory import StopReason
 
-_LESS_SURE = ("history", "contents", "events", "chat_messages", "loglines", "chat_history")
+_LESS_SURE = ("history", "contents", "events", "chat_messages", "loglines", "chat_history", "steps")
 MESSAGES = ("messages", "traj", "conversation", "trajectory", "conversations", *_LESS_SURE)
 _ROLLOUTS = (("prompt", "completion"), ("input", "output"))
 _PROMPTS = ("system", "instructions", "system_prompt", "systemInstruction", "system_instruction")  # beside the messages
 _STOP = "###STOP###"  # how the simulated user of tau-bench hangs up
+_TEMPLATE = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<tool_response>")  # between messages
 _KNOWN = ("task_id", "reward", "success")
 
 
@@ -44,6 +46,8 @@ class OpenaiChat(Format):
 
     def recognises(self, sample: Sample) -> str:
         record = sample.record
+        if isinstance(record, dict) and record.keys() >= GEMINI_CLI:
+            return "it is a session of Gemini's CLI"
         if is_session(record) or is_message(record):
             return (
                 "it is a session of Claude Code"
@@ -66,6 +70,8 @@ class OpenaiChat(Format):
         records = chain(() if first is None else (first,), records)
         if first is not None and is_message(first.value) and not is_session(first.value):
             yield Record("the file", [record.value for record in records])
+        elif first is not None and isinstance(first.value, dict) and first.value.keys() >= GEMINI_CLI:
+            yield from gemini_session(records) if "messages" not in first.value else contained(records)
         else:
             yield from (sessions if first is not None and is_session(first.value) else contained)(records)
 
@@ -112,6 +118,8 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     if not messages:
         raise FieldError(MESSAGES[0], "is no list of messages, or an empty one")
     fields = record if isinstance(record, dict) else {}
+    if key == "prompt+completion" and isinstance(text := fields["completion"], str) and _TEMPLATE.search(text):
+        raise FieldError("completion", "is several messages in the text of a chat template: log messages")
     dialogue, last, message, used = Dialogue(), Parts(), None, set(_KNOWN)
     if reading.system and (prompts := [key for key in _PROMPTS if isinstance(fields.get(key), str | list | dict)]):
         used.add(prompts[0])
@@ -149,7 +157,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     turns = dialogue.turns
     if not turns:
         raise FieldError(key, "has no message of the assistant")
-    if stop is None and (_STOP in turns[-1]["observation"] or reward):
+    if stop is None and (_STOP in turns[-1]["observation"] or reward or (message or {}).get("ends") is True):
         stop = StopReason.TERMINATED
     return EpisodeDraft.of_record(
         fields,

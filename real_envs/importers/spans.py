@@ -62,6 +62,7 @@ _WITHIN = (
     *("messages", "message", *_CHOICES, "output", "input", "contents", "prompt", "prompts", "response"),
     *("text", "completion", "content"),
 )
+_OF_ANSWERS = ("finish_reason", "stop_reason", "reasoning", "reasoning_content")  # beside the message
 _SYSTEMS = ("system", "instructions", "system_instruction", "systemInstruction")
 _WRAPPERS = ({"message"}, {"tool_call"}, {"message_content"})  # of OpenInference
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
@@ -141,7 +142,7 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
         span.asked = _messages(span.asked, "user", span.left_out)
         span.asked[:0] = [{"role": "system", "content": decoded(system)}] if system else []
         if isinstance(span.answered, dict) and "toolCalls" in span.answered:  # of the AI SDK
-            span.answered = {"content": span.answered.get("text"), "tool_calls": decoded(span.answered["toolCalls"])}
+            span.answered |= {"content": span.answered.get("text"), "tool_calls": decoded(span.answered["toolCalls"])}
         span.answered = _messages(span.answered, "assistant", span.left_out)
     return span
 
@@ -233,7 +234,7 @@ def _messages(value: Any, role: str, left_out: Counter[str]) -> list[Any]:
             inner = inner[0] if isinstance(inner[0], list) else inner  # a batch
             left_out["other answer"] += max(0, len(inner) - 1)
             inner = inner[:1]
-        ends = {name: value[name] for name in ("finish_reason", "stop_reason") if isinstance(value.get(name), str)}
+        ends = {name: value[name] for name in _OF_ANSWERS if isinstance(value.get(name), str)}
         system = [{"role": "system", "content": value[name]} for name in _SYSTEMS if value.get(name)]
         *before, last = (*system, *_messages(inner, role, left_out)) or ({},)
         return [*before, {**last, **ends}] if last else []

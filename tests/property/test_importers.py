@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from real_envs.importers.containers import contained, sessions
+from real_envs.importers.containers import contained, gemini_session, sessions
 from real_envs.importers.drafts import Reading, finish
 from real_envs.importers.formats import FORMATS, Imported, find_format, read
 from real_envs.importers.records import Record
@@ -23,10 +23,13 @@ conversations from value loss item_id trace problem plans turns action observati
 model_output history result pages metadata step_number index instruction passed x trajectory thought response query
 type text input output thinking summary tool_use_id requestor reasoning_content source data error info
 parts functionCall functionResponse args toolInvocation state payload sessionId uuid parentUuid isSidechain message
+step_number model_output observations tool_calls plan task_images step_id steps schema_version toolCalls resultDisplay
+models_usage mapping current_node nodes parent author content_type recipient rewards $rewindTo $set projectHash
 kwargs lc additional_kwargs invalid_tool_calls samples simulations eval scores attachments limit sender kind
 """
 SPEAKERS = ["user", "assistant", "tool", "system", "human", "gpt", "function_call", "observation"]
 KINDS = ["text", "tool_use", "tool_result", "thinking", "reasoning", "document", "image", "ai", "response_item"]
+KINDS += ["gemini", "info", "TextMessage", "ToolCallExecutionEvent", "multimodal_text", "thoughts", "ATIF-v1.5"]
 KINDS += ["server_tool_use", "mcp_tool_result", "tool-f", "dynamic-tool", "web_search_call", "run", "output-available"]
 WORDS = st.sampled_from([*SPEAKERS, *KINDS, "a\n> b", "terminated", "expert", "", "\ud800", "<think>", '{"name": "x"}'])
 PLAIN = st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.integers() | WORDS
@@ -94,13 +97,19 @@ def test_a_record_is_an_episode_or_is_refused(name: str) -> None:
 LINE = record(
     {"type": WORDS}, "sessionId", "uuid", "parentUuid", "isSidechain", "message", "payload", "role", "content"
 )
+TREES = (
+    record({"schema_version": st.just("ATIF-v1"), "steps": st.lists(ROW | JSON, max_size=3)}, "agent", "observation")
+    | record({"mapping": st.dictionaries(WORDS, ROW | JSON, max_size=3), "current_node": WORDS}, "title")
+    | record({"task": JSON, "nodes": st.lists(record({"parent": PLAIN, "message": ROW}) | JSON)}, "rewards", "agent")
+)
 RUN = record({"eval": ROW, "samples": st.lists(ROW | record({"messages": SAID}, "scores", "limit") | JSON, max_size=3)})
 
 
 @settings(max_examples=150)
-@given(st.lists(LINE, max_size=5), st.lists(RUN | ROW | JSON, max_size=3))
+@given(st.lists(LINE, max_size=5), st.lists(TREES | RUN | ROW | JSON, max_size=3))
 def test_lines_and_logs_of_other_programs_become_records(lines: list[Any], runs: list[Any]) -> None:
-    chats = [*sessions(Record("line", line) for line in lines), *contained(Record("record", run) for run in runs)]
+    records = [Record("line", line) for line in lines]
+    chats = [*sessions(records), *gemini_session(records), *contained(Record("record", run) for run in runs)]
     for chat in chats:
         if not isinstance(chat.value, FieldError):
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import zipfile
 from pathlib import Path
@@ -117,6 +118,118 @@ def test_samples_of_inspect_are_episodes_with_their_scores(tmp_path: Path, name:
     assert second.stop is StopReason.TURN_LIMIT
 
 
+def test_trajectories_of_atif_have_their_answers_and_those_of_subagents(tmp_path: Path) -> None:
+    call = {"tool_call_id": "c", "function_name": "bash", "arguments": {"cmd": "ls"}}
+    results = [{"source_call_id": "c", "content": "a.py"}, {"content": None, "subagent_trajectory_ref": [{"id": "x"}]}]
+    steps_ = [
+        {"step_id": 1, "source": "system", "message": "Help."},
+        {"step_id": 2, "source": "user", "message": "List it."},
+        {"step_id": 3, "source": "agent", "message": "Looking.", "reasoning_content": "ls", "tool_calls": [call]}
+        | {"observation": {"results": results}},
+        {"step_id": 4, "source": "agent", "message": "One file."},
+    ]
+    inner = {"schema_version": "ATIF-v1.7", "agent": {"name": "n"}, "steps": [steps_[1], steps_[3]]}
+    log = {"schema_version": "ATIF-v1.7", "session_id": "s", "agent": {"name": "a", "model_name": "m"}, "steps": steps_}
+    path = tmp_path / "trajectory.json"
+    path.write_text(json.dumps(log | {"subagent_trajectories": [inner]}))
+    (main, side), refusals = items(path)
+    assert refusals == []
+    assert (main.start, main.agent, side.agent) == ("Help.\n\nList it.", "m", "n")
+    assert steps(main) == [('Looking.\nbash({"cmd": "ls"})', "a.py"), ("One file.", "")]
+    assert main.turns[0].info["log.thought"] == "ls"
+    assert left_out(main) == {"trajectory of a sub-agent": 1}
+    assert steps(side) == [("One file.", "")]
+
+
+def chatgpt(key: str, parent: str | None, role: str, content: dict[str, Any], to: str = "all") -> dict[str, Any]:
+    message = {"author": {"role": role}, "content": content, "recipient": to, "metadata": {"model_slug": "m"}}
+    return {key: {"id": key, "parent": parent, "children": [], "message": message}}
+
+
+def test_the_path_that_the_user_left_in_chatgpts_export_is_the_dialogue(tmp_path: Path) -> None:
+    mapping: dict[str, Any] = {"r": {"id": "r", "parent": None, "message": None}}
+    mapping |= chatgpt("u", "r", "user", {"content_type": "multimodal_text", "parts": [{"content_type": "i"}, "Sum?"]})
+    mapping |= chatgpt("x", "u", "assistant", {"content_type": "text", "parts": ["Guess: 4"]})
+    mapping |= chatgpt("t", "u", "assistant", {"content_type": "thoughts", "thoughts": [{"content": "add"}]})
+    mapping |= chatgpt("c", "t", "assistant", {"content_type": "code", "text": "print(5)"}, to="python")
+    mapping |= chatgpt("o", "c", "tool", {"content_type": "execution_output", "text": "5"})
+    mapping |= chatgpt("a", "o", "assistant", {"content_type": "text", "parts": ["It is 5."]})
+    export = {"title": "Sums", "mapping": mapping, "current_node": "a", "conversation_id": "k"}
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([export, export | {"current_node": "u"}]))
+    (episode,), (refusal,) = items(path)
+    assert (episode.start, episode.agent) == ("Sum?", "m")
+    assert steps(episode) == [("python(print(5))", "5"), ("It is 5.", "")]
+    assert episode.turns[0].info["log.thought"] == "add"
+    assert left_out(episode) == {"image": 1}
+    assert episode.turns[-1].info["log.messages_of_other_branches"] == 1
+    assert refusal.record == "record 2"
+    mapping |= chatgpt("a", "o", "assistant", {"content_type": "hologram", "parts": ["?"]})
+    path.write_text(json.dumps([export]))
+    assert ["hologram" in one.reason for one in items(path)[1]] == [True]
+
+
+def test_the_longest_path_of_a_graph_of_verifiers_is_the_rollout(tmp_path: Path) -> None:
+    call = {"id": "c", "name": "look", "arguments": '{"at": 1}'}
+    listed = [
+        (None, user("Where?")),
+        (0, agent("", tool_calls=[call])),
+        (1, {"role": "tool", "tool_call_id": "c", "content": "a box"}),
+        (0, agent("Nowhere.")),
+        (2, agent("In it.")),
+    ]
+    nodes = [{"parent": parent, "message": message, "sampled": True} for parent, message in listed]
+    rewards = {"right": {"score": 1.0, "weight": 0.5}, "short": {"score": 0.5, "weight": 1.0}, "none": None}
+    trace = {"id": "i", "task": {"type": "T", "key": "k", "data": {}}, "agent": {"name": "solver", "config": {}}}
+    episode = only_of(tmp_path, trace | {"nodes": nodes, "rewards": rewards, "stop_condition": "max_turns_reached"})
+    assert (episode.task_id, episode.agent, episode.total_reward) == ("k", "solver", 1.0)
+    assert steps(episode) == [('look({"at": 1})', "a box"), ("In it.", "")]
+    assert episode.stop is StopReason.TURN_LIMIT
+    assert episode.turns[-1].info["log.messages_of_other_branches"] == 1
+
+
+def gemini(key: str, kind: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"id": key, "timestamp": "t", "type": kind, "content": content} | more
+
+
+def gemini_lines() -> list[dict[str, Any]]:
+    response = {"functionResponse": {"id": "c", "name": "ls", "response": {"output": "a.py"}}}
+    call = {"id": "c", "name": "ls", "args": {"path": "."}, "status": "success", "result": [response]}
+    failed = {"id": "d", "name": "rm", "args": {}, "status": "error", "resultDisplay": "denied"}
+    thoughts = [{"subject": "Plan", "description": "look"}]
+    return [
+        gemini("1", "user", [{"text": "List it."}]),
+        gemini("2", "gemini", "Looking.", toolCalls=[call], thoughts=thoughts, model="m", tokens={"input": 1}),
+        gemini("3", "info", "Update available"),
+        gemini("4", "gemini", "", toolCalls=[failed]),
+        gemini("5", "gemini", "One file."),
+    ]
+
+
+@pytest.mark.parametrize("name", ["session.json", "session.jsonl"])
+def test_a_session_of_geminis_cli_has_answers_within_its_messages(tmp_path: Path, name: str) -> None:
+    about: dict[str, Any] = {"sessionId": "s", "projectHash": "p", "startTime": "t"}
+    lines = gemini_lines()
+    rewound = [
+        gemini("6", "user", "No."),
+        gemini("7", "gemini", "Sorry."),
+        {"$rewindTo": "6"},
+        {"$set": {"summary": "x"}},
+    ]
+    early = lines[1] | {"toolCalls": []}
+    path = tmp_path / name
+    whole = [about, lines[0], early, *lines[1:], *rewound]
+    path.write_text("\n".join(map(json.dumps, whole)) if "jsonl" in name else json.dumps(about | {"messages": lines}))
+    (episode,), refusals = items(path)
+    assert refusals == []
+    assert episode.start == "List it."
+    assert steps(episode) == [('Looking.\nls({"path": "."})', "a.py"), ("rm({})", "denied"), ("One file.", "")]
+    assert episode.turns[0].info["log.thought"] == "Plan: look"
+    assert episode.turns[1].info["log.is_error"] is True
+    assert left_out(episode) == {"line of type info": 1}
+    assert episode.turns[-1].info.get("log.rewound_messages") == (2 if "jsonl" in name else None)
+
+
 def test_a_broken_log_of_inspect_is_refused_by_its_file(tmp_path: Path) -> None:
     path = tmp_path / "log.eval"
     path.write_bytes(b"no zip")
@@ -130,12 +243,14 @@ def test_a_broken_log_of_inspect_is_refused_by_its_file(tmp_path: Path) -> None:
         ({"cum_reward": 1.0, "n_steps": 3, "terminated": True}, "AgentLab"),
         ({"input": "system\nx", "output": "y", "gts": "1", "score": 1.0}, "verl"),
         ([{"task_name": "t", "agent": "a", "status": "started", "task": "x"}], "CrewAI"),
-        ([{"title": "t", "mapping": {}, "current_node": "c"}], "ChatGPT"),
-        ({"messages": [{"source": "a", "type": "TextMessage", "content": "x", "models_usage": None}]}, "AutoGen"),
-        ({"task": "x", "nodes": [], "stop_condition": None}, "verifiers"),
-        ([{"task": "x", "task_images": None}, {"step_number": 1, "model_output": "y"}], "smolagents"),
-        ({"sessionId": "s", "projectHash": "p", "messages": [{"type": "user", "content": "x"}]}, "Gemini"),
-        ({"schema_version": "ATIF-v1.5", "steps": [{"step_id": 1, "source": "user", "message": "x"}]}, "ATIF"),
+        (
+            {
+                "messages": [
+                    {"source": name, "type": "TextMessage", "content": "x", "models_usage": None} for name in "ab"
+                ]
+            },
+            "AutoGen",
+        ),
         ({"object": "list", "data": [{"role": "assistant", "thread_id": "t", "content": []}]}, "Assistants"),
     ],
 )
@@ -148,6 +263,15 @@ def test_a_log_that_is_known_and_not_read_is_named(tmp_path: Path, record: Any, 
     episodes, refusals = items(path, "openai")
     assert episodes == []
     assert refusals
+
+
+def test_pickles_and_pages_of_webarena_are_named_and_never_read(tmp_path: Path) -> None:
+    step, page = tmp_path / "step_0.pkl.gz", tmp_path / "render_1.html"
+    step.write_bytes(gzip.compress(b"\x80\x04."))
+    page.write_bytes(b"<p class='state_obv'>")
+    for path, words in ((step, "is a pickle"), (page, "page of WebArena")):
+        with pytest.raises(UserError, match=words):
+            find_format("auto", path)
 
 
 def test_questions_in_a_row_are_episodes_and_thoughts_are_no_observation(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from real_envs.importers.drafts import ANSWER
 from real_envs.trajectory import StopReason
-from tests.support.imported import agent, items, left_out, only_of, steps, text, user
+from tests.support.imported import agent, items, left_out, only_of, steps, text, user, write
 
 Step = tuple[str, str]
 
@@ -217,3 +218,61 @@ def test_no_placeholder_is_read(tmp_path: Path) -> None:
 def test_fields_of_a_message_that_nobody_knows_are_counted(tmp_path: Path) -> None:
     episode = only_of(tmp_path, {"messages": [user("Hi"), agent("Yo", plan=["a", "b"], usage={"tokens": 3})]})
     assert left_out(episode) == {"field plan": 1}
+
+
+def test_steps_of_smolagents_are_turns(tmp_path: Path) -> None:
+    def step(number: int, output: str | None, tool: str, given: Any, seen: str | None, **more: Any) -> dict[str, Any]:
+        call = {"id": "c", "type": "function", "function": {"name": tool, "arguments": given}}
+        about = {"step_number": number, "timing": {}, "model_input_messages": [user("x")], "tool_calls": [call]}
+        return about | {"model_output": output, "observations": seen, "error": None, "action_output": None} | more
+
+    error = {"type": "AgentExecutionError", "message": "no such name"}
+    episode = only_of(
+        tmp_path,
+        {"system_prompt": "Write code."},
+        {"task": "Add 2 and 3.", "task_images": None},
+        {"plan": "First add.", "model_output_message": {}, "model_input_messages": []},
+        step(1, "Thought: add\n<code>x</code>", "python_interpreter", "x", None, error=error, code_action="x"),
+        step(2, "Calling it.", "add", {"a": 2}, "5", action_output=7),
+        step(3, None, "final_answer", {"answer": 5}, "Final: 5", action_output=5, is_final_answer=True),
+    )
+    assert episode.start == "Write code.\n\nAdd 2 and 3."
+    assert steps(episode) == [
+        ("Thought: add\n<code>x</code>", "no such name"),
+        ('Calling it.\nadd({"a": 2})', "5"),
+        ('final_answer({"answer": 5})', "Final: 5"),
+    ]
+    assert dict(episode.turns[0].info) == {"log.thought": "First add.", "log.is_error": True}
+    assert episode.stop is StopReason.TERMINATED
+    assert left_out(episode) == {"action output": 1}
+
+
+def test_messages_of_one_agent_of_autogen_are_a_dialogue(tmp_path: Path) -> None:
+    def said(kind: str, content: Any, source: str = "helper") -> dict[str, Any]:
+        return {"source": source, "models_usage": None, "metadata": {}, "content": content, "type": kind}
+
+    call, result = {"id": "c", "name": "f", "arguments": '{"x": 1}'}, {"call_id": "c", "name": "f", "content": "no"}
+    picture = {"data": "aGk="}
+    messages = [
+        said("MultiModalMessage", ["Hi", picture], "user"),
+        said("ThoughtEvent", "hm"),
+        said("ToolCallRequestEvent", [call]),
+        said("ToolCallExecutionEvent", [result | {"is_error": True}]),
+        said("ToolCallSummaryMessage", "no"),
+        said("TextMessage", "Bye"),
+    ]
+    episode = only_of(tmp_path, {"messages": messages, "stop_reason": "Maximum number of messages 6 reached"})
+    assert episode.start == "Hi"
+    assert steps(episode) == [('f({"x": 1})', "no"), ("Bye", "")]
+    assert dict(episode.turns[0].info) == {"log.thought": "hm", "log.is_error": True}
+    assert episode.stop is StopReason.TURN_LIMIT
+    assert left_out(episode) == {"image": 1, "line of type ToolCallSummaryMessage": 1, ANSWER: 1}
+
+
+def test_completions_of_trl_are_an_action_or_messages_and_never_a_template(tmp_path: Path) -> None:
+    row = {"step": 3, "prompt": "Add.", "completion": "5", "right": 1.0, "advantage": 0.5}
+    episode = only_of(tmp_path, row)
+    assert (episode.start, steps(episode), episode.success) == ("Add.", [("5", "")], None)
+    text = "<tool_call>\n{}</tool_call>\nuser\n<tool_response>\n5</tool_response>\nassistant\nIt is 5."
+    _, (refusal,) = items(write(tmp_path / "b.jsonl", json.dumps(row | {"completion": text})), "openai")
+    assert refusal.field == "completion"
