@@ -120,7 +120,7 @@ class PlayerPool:
         self._changed = asyncio.Condition()
         self._thread = threading.Thread(target=self._loop.run_forever, name="players", daemon=True)
         self._places: list[asyncio.Task[None]] = []
-        self._begun = time.monotonic()
+        self._begun = 0.0  # when the first player was ready
 
     def publish(self, version: int, weights: Any, wait: bool = True) -> None:
         """Players go over to these weights; groups that are added later begin with them.
@@ -168,7 +168,6 @@ class PlayerPool:
     async def _publish(self, version: int, weights: Any, wait: bool) -> None:
         self._version, self._weights = version, weights
         if not self._places:
-            self._begun = time.monotonic()
             self._places = [asyncio.create_task(self._fill(place)) for place in range(self.count)]
             for task in self._places:
                 task.add_done_callback(self._over)
@@ -246,6 +245,7 @@ class PlayerPool:
                     limit = self.limits.hang_seconds if place in self._loaded else self.limits.start_seconds
                     await _within(limit, "weights", player.load(version, self._weights))
                     self._loaded[place] = version
+                    self._begun = self._begun or time.monotonic()
                     async with self._changed:
                         self._changed.notify_all()
                     continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -43,7 +44,8 @@ class RayPlayers:
         settings = session.config.scale
         self.ray = ray = connect(settings, real)
         self._seat = _take_gpus(ray, processes()) if settings.gpus_per_player else None
-        self._ledger = ray.remote(num_cpus=0)(_Ledger).remote()
+        ledger = f"ledger {secrets.token_hex(8)}"  # a name: actors that hold others do not restart
+        self._ledger = ray.remote(num_cpus=0)(_Ledger).options(name=ledger).remote()
         self._counted = PoolStats()
         # without what it has made, and with a folder that is the same elsewhere
         session = Session(session.config, RunFolder(session.run.path.resolve(), session.config.seed))
@@ -52,7 +54,7 @@ class RayPlayers:
         if real:
             needs = _resources(settings.cpus_per_real_world, 0.0, settings.gb_per_real_world)
             actor = ray.remote(max_restarts=-1, max_concurrency=_MANY, **needs)(_RealWorldActor)
-            worlds = [actor.remote(session, self._ledger) for _ in range(settings.real_worlds)]
+            worlds = [actor.remote(session, ledger) for _ in range(settings.real_worlds)]
         needs = _resources(settings.cpus_per_player, settings.gpus_per_player, settings.gb_per_player)
         actor = ray.remote(max_concurrency=_MANY, **needs)(_PlayerActor)
         at_once = max(1, max(64, session.config.engine.slots) // session.config.train.group_size)
@@ -201,9 +203,13 @@ class _Ledger:
 class _RealWorldActor:
     """``RealWorld``; failures are values, because Ray does not keep what an ``EnvFailure`` holds."""
 
-    def __init__(self, session: Session, ledger: Any) -> None:
+    def __init__(self, session: Session, ledger: str) -> None:
+        import ray
+
+        add = ray.get_actor(ledger).add
+
         async def charge(stats: PoolStats) -> None:
-            await ledger.add.remote(stats)
+            await add.remote(stats)
 
         self._world = RealWorld(session, charge)
 
@@ -227,7 +233,7 @@ class _RemoteEnv:
     """A real environment of another process, as an ``Env``."""
 
     def __init__(self, world: Any) -> None:
-        self._world, self._id = world, os.urandom(8).hex()
+        self._world, self._id = world, secrets.token_hex(8)
 
     async def reset(self, task: Task, seed: int) -> Observation:
         return await self._answer(self._world.reset.remote(self._id, task, seed))
