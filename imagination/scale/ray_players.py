@@ -206,7 +206,7 @@ class _RealWorldActor:
     def __init__(self, session: Session, ledger: str) -> None:
         import ray
 
-        add = ray.get_actor(ledger).add
+        add: Any = ray.get_actor(ledger).add
 
         async def charge(stats: PoolStats) -> None:
             await add.remote(stats)
