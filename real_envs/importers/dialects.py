@@ -19,7 +19,7 @@ Message = dict[str, Any]
 Reader = Callable[[Message, Counter[str]], list[Any]]
 _ASSISTANT, _TOOL, _USER = "assistant", "tool", "user"
 _EMPTY = {"type": "text", "text": ""}  # in place of parts that are in another message, so that indices stay
-_MORE = {"parts", "is_demo"}  # fields of a plain message by which it is none
+_MORE = {"parts", "is_demo", "additional_kwargs"}  # fields of a plain message by which it is none
 _SOURCES = (_USER, "agent", "environment", "system")
 # of an event's arguments, what is no part of the action
 _ABOUT = (
@@ -247,6 +247,8 @@ def _with_role(message: Any) -> Any:
     if role is None:
         return message
     made = {key: value for key, value in given.items() if key not in ("sender", "from", "parts")} | {"role": role}
+    if isinstance(beside := made.pop("additional_kwargs", None), dict):  # of LangChain
+        made = beside | {key: kept for key, kept in made.items() if key not in beside or kept}
     if isinstance(given.get("parts"), list) and given["parts"]:
         made["content"] = given["parts"]
         made.pop("toolInvocations", None)

@@ -60,12 +60,12 @@ _OF_AI_SDK = re.compile(r"ai\.\w+\.do(generate|stream)")  # the call itself, wit
 _CHOICES = ("choices", "generations", "candidates")  # the first is the answer
 _WITHIN = (
     *("messages", "message", *_CHOICES, "output", "input", "contents", "prompt", "prompts", "response"),
-    *("text", "completion", "content"),
+    *("text", "completion", "content", "args"),
 )
 _OF_ANSWERS = ("finish_reason", "stop_reason", "reasoning", "reasoning_content")  # beside the message
 _SYSTEMS = ("system", "instructions", "system_instruction", "systemInstruction")
 _WRAPPERS = ({"message"}, {"tool_call"}, {"message_content"})  # of OpenInference
-_NOTHING: tuple[Any, ...] = (None, "", [], {})
+_NOTHING: tuple[Any, ...] = (None, "", "None", "null", [], {})  # some write null as a text
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def product_of(record: Any) -> str:
     keys = {*(str(key).partition(".")[0] for key in record), *record, *(f"response.{key}" for key in answer or ())}
     known = ((name, fields) for name, alike in _PRODUCTS.items() for fields in alike.split(", "))
     named = next((name for name, fields in known if keys.issuperset(fields.split())), "")
-    inner = (record[key] for key in _HOLDERS if isinstance(record.get(key), list | dict))
+    inner = (record[key] for key in (*_HOLDERS, "observations") if isinstance(record.get(key), list | dict))
     return named or next(filter(None, map(product_of, inner)), "")
 
 
@@ -108,6 +108,8 @@ def spans_in(value: Any, trace: str = "") -> Iterator[tuple[dict[str, Any], str]
         for inner in value:
             yield from spans_in(inner, trace)
     elif isinstance(value, dict):
+        if isinstance(value.get("trace"), dict) and "observations" in value:  # as Langfuse's pages export it
+            value = value["trace"] | {"observations": value["observations"]}
         if product_of(value) and not any(key in value for key in _HOLDERS):
             yield value, trace
             trace = str(_at(value, _PATHS["trace"]) or trace or value.get("id") or "")
@@ -138,8 +140,9 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
     if isinstance(feedback := value.get("feedback_stats"), dict):
         span.scores = {f"score.{name}": one.get("avg") for name, one in feedback.items() if isinstance(one, dict)}
     if span.kind == MODEL:
-        system = _at(value, "attributes.gen_ai.system_instructions")
-        span.asked = _messages(span.asked, "user", span.left_out)
+        span.answered = decoded(span.answered)
+        system = _at({"answered": span.answered} | value, "attributes.gen_ai.system_instructions answered.instructions")
+        span.asked = _with_roles(_messages(span.asked, "user", span.left_out))
         span.asked[:0] = [{"role": "system", "content": decoded(system)}] if system else []
         if isinstance(span.answered, dict) and "toolCalls" in span.answered:  # of the AI SDK
             span.answered |= {"content": span.answered.get("text"), "tool_calls": decoded(span.answered["toolCalls"])}
@@ -223,9 +226,14 @@ def _messages(value: Any, role: str, left_out: Counter[str]) -> list[Any]:
         return [message for one in value for message in _messages(one, role, left_out)]
     if not isinstance(value, dict):
         return [{"role": role, "content": value}]
+    content = value.get("content")
+    if value.get("role") == TOOL and isinstance(content, dict) and isinstance(content.get("function"), dict):
+        return []  # what a tool is, among the messages
     if is_message(value):
         return [value]
-    if isinstance(value.get("content"), str | list) or value.get("tool_calls"):
+    if "toolName" in value:  # a call of the AI SDK alone
+        return [{"role": role, "content": None, "tool_calls": [value]}]
+    if isinstance(content, str | list) or value.get("tool_calls"):
         return [{"role": role, **value}]
     for key in _WITHIN:
         if (inner := value.get(key)) in _NOTHING:
@@ -235,8 +243,18 @@ def _messages(value: Any, role: str, left_out: Counter[str]) -> list[Any]:
             left_out["other answer"] += max(0, len(inner) - 1)
             inner = inner[:1]
         ends = {name: value[name] for name in _OF_ANSWERS if isinstance(value.get(name), str)}
-        system = [{"role": "system", "content": value[name]} for name in _SYSTEMS if value.get(name)]
+        asks = role == "user"
+        system = [{"role": "system", "content": value[name]} for name in _SYSTEMS if asks and value.get(name)]
         *before, last = (*system, *_messages(inner, role, left_out)) or ({},)
         return [*before, {**last, **ends}] if last else []
     where = "outputs" if role == "assistant" else "inputs"
     raise FieldError(where, f"are in no form that is known here: there are {', '.join(map(str, value))}")
+
+
+def _with_roles(messages: list[Any]) -> list[Any]:
+    """Some handlers write the name of a tool as the role of its answer."""
+    lists = [_at(one, "tool_calls additional_kwargs.tool_calls") for one in messages if isinstance(one, dict)]
+    calls = [call for given in lists if isinstance(given, list) for call in given if isinstance(call, dict)]
+    names = {str((call["function"] if isinstance(call.get("function"), dict) else call).get("name")) for call in calls}
+    named = [isinstance(one, dict) and isinstance(one.get("role"), str) and one["role"] in names for one in messages]
+    return [{**one, "role": TOOL} if is_name else one for one, is_name in zip(messages, named, strict=True)]

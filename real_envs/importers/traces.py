@@ -152,15 +152,17 @@ def _is_answer(message: Any) -> bool:
 
 def _answers(chain: Chain, tools: Sequence[Span], until: float | None) -> list[Any]:
     """What tools gave that the last call of a chain asked for, as far as spans say it."""
-    call, made = chain.calls[-1], []
+    call, made, used = chain.calls[-1], [], set()
     wanted = Counter(re.findall(r"^([^\s(]+)\(", chain.said[-1][1] if chain.said else "", re.MULTILINE))
     for tool in tools:
-        name = str(tool.name).removeprefix("execute_tool ")
+        name = re.split(r"[ .]", str(tool.name))[-1]  # of "execute_tool look", "tool.look"
         early = None not in (tool.start, call.start) and (tool.start or 0) < (call.start or 0)
         late = None not in (tool.start, until) and (tool.start or 0) >= (until or 0)
-        if (tool.trace, tool.scope) != (call.trace, call.scope) or early or late or not wanted[name]:
+        elsewhere = (tool.trace, tool.scope) != (call.trace, call.scope) or tool.parent in used
+        if elsewhere or early or late or not wanted[name]:
             continue
         wanted[name] -= 1
+        used.add(tool.id or None)
         given = decoded(tool.answered)
         while isinstance(given, dict) and len(given) == 1 and given.keys() <= {"output", "content", "result"}:
             given = decoded(next(iter(given.values())))
@@ -196,20 +198,23 @@ def _episodes(spans: list[Span]) -> Iterator[Record]:
     single: list[Span] = []  # calls of traces that have no other: each call of a dialogue may be a trace
     for name, group in groups.items():
         calls = [span for span in group if span.kind == MODEL and (span.trace, span.id) not in outer]
-        tools = [span for span in group if span.kind == TOOL]
+        tools = [span for span in group if span.kind in (TOOL, "")]  # plain spans may be tools, too
         whole = [call for call in calls if call.asked and call.answered]
-        if not whole and not calls and (root := next(filter(_holds_all, reversed(group)), None)):
+        if not calls and (root := next(filter(_holds_all, reversed(group)), None)):
             messages = decoded(root.answered)["messages"]
             others = Counter({"call beside the dialogue": sum(map(_holds_all, group)) - 1})
             yield from _dialogues([Chain([root], messages)], scores, others, root.error)
-        elif not whole:
+            continue
+        if not whole:
             yield Record(name, FieldError("", "has no call of a model with messages and an answer"))
-        elif len(calls) == 1 and not tools:
+            continue
+        chains = _chains(whole, tools, True)
+        if len(calls) == 1 and len(chains[0].messages) == len(calls[0].asked) + len(calls[0].answered):
             single += whole
         else:
             failed = Counter({"call without messages or an answer": len(calls) - len(whole)})
             broken = None if calls[-1] is whole[-1] else calls[-1].error or True
-            yield from _dialogues(_longest(_chains(whole, tools, True)), scores, failed, broken)
+            yield from _dialogues(_longest(chains), scores, failed, broken)
     yield from _dialogues(_chains(single, [], False), scores, Counter(), None)
 
 

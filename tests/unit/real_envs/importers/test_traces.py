@@ -206,6 +206,9 @@ def test_parquet_and_nested_runs_are_read_as_lines_are(tmp_path: Path) -> None:
     ]
     pq.write_table(pa.Table.from_pylist(rows), path)
     assert steps(only(path)) == STEPS
+    trace = langfuse()[0]
+    shown = {"trace": trace, "observations": trace.pop("observations")}
+    assert steps(only(write(tmp_path / "shown.json", shown), mapping={"reward": "score.right"})) == STEPS
     root, *children = langsmith()
     assert steps(only(write(tmp_path / "tree.json", [root | {"child_runs": children}]))) == STEPS
 
@@ -314,6 +317,57 @@ def test_other_choices_and_unknown_forms_are_told(tmp_path: Path) -> None:
     episodes, refusals = items(write(tmp_path / "b.json", [first, odd]))
     assert [steps(episode) for episode in episodes] == [[(STEPS[0][0], "")]]
     assert [(one.field, "blob" in one.reason) for one in refusals] == [("outputs", True)]
+
+
+DEFINED = {"role": "tool", "content": {"type": "function", "function": {"name": "look", "parameters": {}}}}
+NAMED = {"role": "look", "content": "a box", "additional_kwargs": {}}
+BESIDE = agent("", additional_kwargs={"tool_calls": [CALL], "refusal": None})
+RESPONSE = {"instructions": "Help.", "tools": [{"name": "look"}], "object": "response"}
+ITEM = {"type": "function_call", "name": "look", "arguments": '{"at": 1}', "call_id": "c1"}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "a box"}
+SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "In the box."}]}
+FORMS: dict[str, list[tuple[Any, Any]]] = {  # (what the calls were asked, and their answers)
+    "LangChain's handler": [([*ASKED, DEFINED], BESIDE), ([*ASKED, BESIDE, NAMED, DEFINED], FOUND)],
+    "responses": [
+        (ASKED[1:], RESPONSE | {"output": [ITEM]}),
+        ([ASKED[1], ITEM, OUTPUT], RESPONSE | {"output": [SAID]}),
+    ],
+    "Gemini": [
+        (
+            {
+                "config": {},
+                "system_instruction": "Help.",
+                "contents": [{"role": "user", "parts": [{"text": "Where is it?"}]}],
+            },
+            {
+                "candidates": [
+                    {"content": {"role": "model", "parts": [{"functionCall": {"name": "look", "args": {"at": 1}}}]}}
+                ]
+            },
+        )
+    ],
+    "calls alone": [({"system": "Help.", "prompt": "Where is it?"}, [{"toolName": "look", "input": '{"at": 1}'}])],
+    "Anthropic": [
+        (
+            {"system": "Help.", "messages": ASKED[1:], "max_tokens": 9},
+            [{"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}}],
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_are_read_however_a_handler_wraps_them(tmp_path: Path, form: str) -> None:
+    spans = []
+    for i, (given, made) in enumerate(FORMS[form]):
+        about = {"id": f"o{i}", "traceId": "t", "type": "GENERATION", "startTime": f"2026-01-01T00:00:0{2 * i}Z"}
+        spans.append(about | {"input": given, "output": made})
+    tool = {"id": "x", "traceId": "t", "type": "SPAN", "name": "tool.look", "input": {"at": 1}, "output": "a box"}
+    spans.append(tool | {"startTime": "2026-01-01T00:00:01Z"})
+    spans.append(spans[0] | {"id": "n", "output": "None"})
+    episode = only(write(tmp_path / "log.json", spans))
+    assert (episode.start, steps(episode)) == ("Help.\n\nWhere is it?", STEPS[: len(FORMS[form])])
+    assert left_out(episode) == {"call without messages or an answer": 1}
 
 
 def test_a_root_run_alone_may_hold_the_whole_dialogue(tmp_path: Path) -> None:
