@@ -119,7 +119,7 @@ _ALL = (
     _stage("ablate", "experiments.ablate:ablate", "ablation", run="demo-seeds"),
     _stage("few-shot", "experiments.few_shot:few_shot", "few_shot", *_DREAMED, "evaluate", "engine"),
     _stage("compare", "compare:compare", "compare"),
-    _stage("serve", "serve:serve", "serve", "dream", "engine", writes_run=False),
+    _stage("serve", "serve:serve", "serve", "dream", "engine", "scale", writes_run=False),
     _stage("report", "report:report", locks=False),
     _stage("list", "list_runs:list_runs", "listing", writes_run=False),
     _stage("doctor", "doctor:doctor", "env", writes_run=False),

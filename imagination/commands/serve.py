@@ -4,8 +4,9 @@ import asyncio
 import os
 from pathlib import Path
 
-from imagination.rollout.dream_env import dream_starts
+from imagination.rollout.dream_env import Start, dream_starts
 from imagination.runs.lifecycle import need
+from imagination.scale.ray_envs import Envs, RemoteEnvs, connect, host_envs, resources
 from imagination.serving.sessions import DreamWorld
 from imagination.session import Session
 from imagination.settings import Config, UserError
@@ -33,7 +34,7 @@ def serve(config: Config, folder: Path) -> None:
     Examples:
         imagine serve run=mine
         imagine serve run=mine serve.port=9000 serve.sessions=256 engine.slots=256
-        imagine serve run=mine serve.branch=true dream.temperature=0
+        imagine serve run=mine scale=ray scale.players=4 scale.gpus_per_player=1
 
     Raises:
         UserError: the packages of ``imagination[serve]`` are missing, there is no fitted world model, nothing can
@@ -64,22 +65,46 @@ def open_world(config: Config, folder: Path) -> DreamWorld:
     need(need(folder, "fit-world-model") / "models", "fit-world-model")
     session = Session.open(config, folder, "serve")
     relabelled = config.worldmodel.goal.relabel_log(session.log.train)
-    starts = dream_starts(relabelled, config.dream.max_turns)
-    if not config.serve.branch:
-        starts = {name: start for name, start in starts.items() if not start.history}
-    model = session.world_model()
     try:
         index = TransitionIndex(relabelled)
     except ValueError:  # no turn has a reward
         index = None
+    dreams = dreams_of(session) if config.scale.name == "none" else _dreams_elsewhere(session)
     return DreamWorld(
         name=config.run,
-        version=model.version,
-        make_env=session.dreams(model, starts),
-        starts=starts,
+        version=str(dreams.version),
+        make_env=dreams.make,
+        starts=_starts(session),
         max_turns=config.serve.max_turns or config.dream.max_turns,
         index=index,
     )
+
+
+def dreams_of(session: Session) -> Envs:
+    """Environments that dream from the run's states."""
+    model = session.world_model()
+    return Envs(session.dreams(model, _starts(session)), model.version)
+
+
+def _dreams_elsewhere(session: Session) -> Envs:
+    """The same in actors, which have a world model each."""
+    settings = session.config.scale
+    ray = connect(settings, settings.players * settings.cpus_per_player)
+    needs = resources(settings.cpus_per_player, settings.gpus_per_player, settings.gb_per_player)
+    actors = host_envs(ray, session, dreams_of, settings.players, needs)
+    try:
+        versions = ray.get([actor.version.remote() for actor in actors], timeout=settings.start_seconds)
+    except ray.exceptions.RayError as error:
+        raise UserError(f"the world model cannot be served by {settings.players} actors: {error}") from error
+    return Envs(RemoteEnvs(actors), versions[0])
+
+
+def _starts(session: Session) -> dict[str, Start]:
+    config = session.config
+    starts = dream_starts(config.worldmodel.goal.relabel_log(session.log.train), config.dream.max_turns)
+    if config.serve.branch:
+        return starts
+    return {name: start for name, start in starts.items() if not start.history}
 
 
 def how_to_connect(world: DreamWorld, address: str, locked: bool, variable: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,9 +21,8 @@ from imagination.runs.models import adapted
 from imagination.scale.pool import Group
 from imagination.session import Session
 from policy.lm.engine import Completion, Engine, Sampling
-from real_envs.env import Env, EnvFailure, StepResult, Task
-from real_envs.trajectory import Observation, Source, StopReason, Trajectory
-from real_envs.worker_pool import PoolStats, count_apart
+from real_envs.env import Env
+from real_envs.trajectory import Source, Trajectory
 
 Weights = Mapping[str, np.ndarray]
 
@@ -157,44 +156,3 @@ def _with_versions(trajectory: Trajectory, versions: Mapping[int, int]) -> Traje
         return trajectory
     trace = replace(trajectory.trace, versions=tuple(versions[v] for v in trajectory.trace.versions))
     return replace(trajectory, trace=trace)
-
-
-# --- the real world, played from afar ---
-
-
-class RealWorld:
-    """The real environments of a run, for all players.
-
-    Args:
-        charge: is told of each request before it is done, so that what was done is counted whoever dies, and of the
-            rest after it.
-    """
-
-    def __init__(self, session: Session, charge: Callable[[PoolStats], Awaitable[None]]) -> None:
-        self._tasks = session.tasks()
-        self._charge = charge
-        self._open: dict[str, Env] = {}
-
-    async def reset(self, env: str, task: Task, seed: int) -> Observation:
-        """Raises ``EnvFailure``."""
-        if env not in self._open:
-            self._open[env] = self._tasks.make_env()
-        return await self._counted(PoolStats(resets=1), lambda: self._open[env].reset(task, seed))
-
-    async def step(self, env: str, action: str) -> StepResult:
-        """Raises ``EnvFailure``: that of the environment, or there is none under this number any more."""
-        if env not in self._open:
-            raise EnvFailure(StopReason.ENV_CRASHED, "the process of the real world began anew")
-        return await self._counted(PoolStats(steps=1), lambda: self._open[env].step(action))
-
-    async def close(self, env: str) -> None:
-        if env in self._open:
-            await self._open.pop(env).close()
-
-    async def _counted(self, request: PoolStats, work: Callable[[], Awaitable[Any]]) -> Any:
-        await self._charge(request)
-        with count_apart() as done:
-            try:
-                return await work()
-            finally:
-                await self._charge(done - request)

@@ -198,7 +198,10 @@ class DreamSession:
         except KeyError:
             raise Refused(Refusal.UNKNOWN_TASK, f"there is no task {str(task)[:80]!r}") from None
         async with self._working():
-            observation = await self._env.reset(chosen, seed)
+            try:
+                observation = await self._env.reset(chosen, seed)
+            except EnvFailure as failure:
+                raise Refused(Refusal.FAILED, f"{failure.reason}: {failure}") from failure
         self._task, self._seed, self._turn, self._running = chosen, seed, 0, True
         self.last = SessionStep(opening(observation), None, False, False, chosen.id, seed, 0)
         return self.last

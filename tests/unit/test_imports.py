@@ -26,7 +26,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "vllm": ("policy/lm/engines/vllm.py",),
     "httpx": ("policy/lm/engines/openai.py", "real_envs/worlds/servers/agentgym.py", "real_envs/chat_server.py"),
-    "ray": ("imagination/scale/ray_players.py",),
+    "ray": ("imagination/scale/",),
     "openenv": ("real_envs/worlds/servers/openenv.py",),
     "diffusers": ("worldmodel/diffusion/sampling.py", "worldmodel/extras/"),
     "lightning": ("imagination/learning/", "imagination/evaluation/monitors/monitor.py"),
