@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Protocol
 
@@ -24,6 +24,8 @@ class Players(Protocol):
     def publish(self, version: int, model: torch.nn.Module, wait: bool) -> str: ...
 
     def count_real(self) -> None: ...
+
+    def show(self, metrics: Mapping[str, float]) -> None: ...
 
 
 class GroupsAhead:

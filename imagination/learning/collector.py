@@ -30,7 +30,7 @@ from imagination.learning.self_imitation import Replays
 from imagination.learning.trainer import BestPolicy
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode, Provenance, Watch, play_all
-from imagination.rollout.schedules import added_episodes, share_at, turns_at
+from imagination.rollout.schedules import added_episodes, longest_turns, real_groups, share_at
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.spans import Span, timed
@@ -159,6 +159,8 @@ class ExperienceCollector:
         measured = {**measure_played(played), **measure_played(beside, "real_"), **seen, **self._mean_rewards(rows)}
         measured |= ahead
         measured |= self._validate(index)
+        if self.players is not None:
+            self.players.show(measured)
         if self.plan.dream.horizon:
             measured["horizon"] = longest
         replayed, expert = settings.self_imitation.share, share_at(index, settings.expert_share)
@@ -434,20 +436,3 @@ class ExperienceCollector:
                 seed = derive_seed("episode", self.plan.seed, index, g, k)
                 episodes.append(Episode(episode_id, Task(task_id, spec), f"{world_name}{index}/{g}", seed))
         return episodes
-
-
-def real_groups(update: int, settings: TrainSettings) -> int:
-    """How many of an update's groups are played in the real games; one at least stays in the dream.
-
-    Example::
-
-        real_groups(0, TrainSettings(groups=6, real_share=0.5))  # 3
-    """
-    return min(round(share_at(update, settings.real_share) * settings.groups), settings.groups - 1)
-
-
-def longest_turns(dream: DreamSettings, update: int) -> int:
-    """Of an update's episodes, dreamed or real: the control plays what the dreams play."""
-    return turns_at(
-        update, dream.horizon, dream.horizon_shape, dream.max_turns, dream.horizon_every, dream.horizon_growth
-    )

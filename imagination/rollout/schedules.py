@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from imagination.settings import DreamSettings, TrainSettings
+
 Share = float | Sequence[Sequence[float]]
 
 
@@ -112,3 +114,20 @@ def turns_at(
             rise = (later - turns_before) * (update - start) / (end - start) if shape == "linear" else 0.0
             return turns_before + round(rise)
     return horizon[-1][1]
+
+
+def real_groups(update: int, settings: TrainSettings) -> int:
+    """How many of an update's groups are played in the real games; one at least stays in the dream.
+
+    Example::
+
+        real_groups(0, TrainSettings(groups=6, real_share=0.5))  # 3
+    """
+    return min(round(share_at(update, settings.real_share) * settings.groups), settings.groups - 1)
+
+
+def longest_turns(dream: DreamSettings, update: int) -> int:
+    """Of an update's episodes, dreamed or real: the control plays what the dreams play."""
+    return turns_at(
+        update, dream.horizon, dream.horizon_shape, dream.max_turns, dream.horizon_every, dream.horizon_growth
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class RayPlayers:
         self._seat = _take_gpus(ray, processes()) if settings.gpus_per_player else None
         ledger = f"ledger {secrets.token_hex(8)}"  # a name: actors that hold others do not restart
         self._ledger = ray.remote(num_cpus=0)(Ledger).options(name=ledger).remote()
-        self._counted = PoolStats()
+        self._counted, self._gauges = PoolStats(), dict[str, Any]()
         session, shared, worlds = elsewhere(session), ray.put(data), list[Any]()
         if real:
             needs = resources(settings.cpus_per_real_world, 0.0, settings.gb_per_real_world)
@@ -70,6 +70,15 @@ class RayPlayers:
         total = self.ray.get(self._ledger.total.remote())
         count_elsewhere(total - self._counted)
         self._counted = total
+
+    def show(self, metrics: Mapping[str, float]) -> None:
+        """Metrics of an update for Ray's dashboard and its Prometheus endpoint, as ``imagination_<name>``."""
+        from ray.util.metrics import Gauge
+
+        for name, value in {**metrics, **self._pool.speed()}.items():
+            if name not in self._gauges:
+                self._gauges[name] = Gauge(f"imagination_{name}", description=f"{name} of the last update")
+            self._gauges[name].set(float(value))
 
     def close(self) -> None:
         """Ends players, worlds, and the cluster where this process started it."""

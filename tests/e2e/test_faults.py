@@ -17,9 +17,10 @@ import pytest
 
 from imagination.commands import train as train_stage
 from imagination.learning import collector as collector_module
-from imagination.learning.collector import ExperienceCollector, longest_turns
+from imagination.learning.collector import ExperienceCollector
 from imagination.learning.policy_module import Update
 from imagination.report.run_page import write_report
+from imagination.rollout.schedules import longest_turns
 from imagination.session import Session
 from imagination.settings import Config
 from policy.lm.batch import SOURCES

@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from imagination.commands.check_train import check
-from imagination.learning.collector import longest_turns, real_groups
 from imagination.learning.metrics import measure_played, realised_shares
-from imagination.rollout.schedules import added_episodes, check_horizon, check_share, most, share_at, turns_at
+from imagination.rollout.schedules import (
+    added_episodes,
+    check_horizon,
+    check_share,
+    longest_turns,
+    most,
+    real_groups,
+    share_at,
+    turns_at,
+)
 from imagination.settings import Config, TrainSettings
 from imagination.settings.compose import load_config
 from policy.lm.batch import Row, collate
