@@ -20,6 +20,7 @@ _EXTRAS = {
     "diffusion": "screens, and transitions for the critic",
     "minari": "logs in HDF5",
     "secrets": "more kinds of secrets masked in logs",
+    "scale": "scale=ray: players on many machines",
     "serve": "imagine serve",
     "wandb": "logger=wandb",
 }
