@@ -31,9 +31,12 @@ class Envs(NamedTuple):
 OpenEnvs = Callable[[Session], Envs]
 
 
-def connect(settings: ScaleSettings, cpus: float) -> Any:
+def connect(settings: ScaleSettings, cpus: float, log: bool = False) -> Any:
     """The package ``ray``, connected with a cluster: a running one, or one of this machine that is started and has at
     least so many ``cpus``.
+
+    Args:
+        log: whether what actors and tasks print is printed here.
 
     Raises:
         UserError: it is not installed, or nobody answers at the address.
@@ -43,7 +46,7 @@ def connect(settings: ScaleSettings, cpus: float) -> Any:
     except ModuleNotFoundError as error:
         raise UserError("scale=ray needs the package ray: pip install 'imagination[scale]'") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "namespace": "imagination"}
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": log, "namespace": "imagination"}
     address = settings.address or os.environ.get("RAY_ADDRESS", "")
     try:
         if address:

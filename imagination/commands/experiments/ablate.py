@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from imagination.evaluation.monitors.rules import stopped_sentence
 from imagination.runs.lifecycle import need
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.side_by_side import side_by_side
+from imagination.scale.ray_jobs import run_jobs
 from imagination.settings import Config, UserError
+from imagination.settings.scale import ScaleSettings
 from worldmodel.evaluation.proportions import Proportion
 
 
@@ -56,11 +58,12 @@ def ablate(config: Config, folder: Path) -> None:
         for path in paths:
             check_arms(arms, path, folder)
         runs = {str(path): (arms, path, folder) for path in paths}
-        by_run = side_by_side(compare_arms, runs, folder, config.jobs)
+        by_run = run_jobs(config.scale, compare_arms, runs, folder, config.jobs)
     else:
         check_arms(arms, folder, folder)
-        seeds = {f"seed-{seed}": (config, folder, seed) for seed in SEEDS}
-        by_run = side_by_side(_compare_arms_of_seed, seeds, folder, config.jobs)
+        alone = replace(config, scale=ScaleSettings())  # a seed is a job, and needs no players
+        seeds = {f"seed-{seed}": (alone, folder, seed) for seed in SEEDS}
+        by_run = run_jobs(config.scale, _compare_arms_of_seed, seeds, folder, config.jobs)
     results = list(by_run.values())
     write_results(folder, "ablation", results, arms_table(results))
     print(f"table: {folder / 'ablation.md'}")

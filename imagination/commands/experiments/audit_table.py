@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from imagination.evaluation.verdict import show
 from imagination.runs.lock import locked
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.side_by_side import side_by_side
+from imagination.scale.ray_jobs import run_jobs
 from imagination.settings import Config
 from imagination.settings.compose import load_config, remembered_overrides
+from imagination.settings.scale import ScaleSettings
 from real_envs.files import write_atomically
 from worldmodel.evaluation.proportions import number
 
@@ -52,16 +54,17 @@ def audit_table(config: Config, folder: Path) -> None:
     Raises:
         UserError: a run of ``audit.runs`` is not there, or ``audit.others`` cannot work.
     """
+    alone = replace(config, scale=ScaleSettings())  # a run is a job, and needs no players
     if config.audit.runs:
         paths = named_runs(config.audit.runs, "audit.runs")
-        jobs = {str(path): (config, path) for path in paths}
-        rows, gating = list(side_by_side(audit_models, jobs, folder, config.jobs).values()), []
+        jobs = {str(path): (alone, path) for path in paths}
+        rows, gating = list(run_jobs(config.scale, audit_models, jobs, folder, config.jobs).values()), []
     else:
         check_arms(config.audit.others, folder, folder)
-        seeds = {f"seed-{seed}": (config, folder, seed) for seed in SEEDS}
-        paths = list(side_by_side(prepared_run, seeds, folder, config.jobs).values())
-        parts = {f"{path.name}-{part}": (part, config, path, folder) for part in PARTS for path in paths}
-        made = side_by_side(_part, parts, folder, config.jobs)
+        seeds = {f"seed-{seed}": (alone, folder, seed) for seed in SEEDS}
+        paths = list(run_jobs(config.scale, prepared_run, seeds, folder, config.jobs).values())
+        parts = {f"{path.name}-{part}": (part, alone, path, folder) for part in PARTS for path in paths}
+        made = run_jobs(config.scale, _part, parts, folder, config.jobs)
         rows = [made[f"{path.name}-{part}"] for path in paths for part in ("models", "others")]
         gating = [made[f"{path.name}-arms"] for path in paths]
     results = [row for of_run in rows for row in of_run]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from imagination.evaluation.costs import KEYS
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.side_by_side import side_by_side
+from imagination.scale.ray_jobs import run_jobs
 from imagination.settings import Config
+from imagination.settings.scale import ScaleSettings
 from real_envs.seeding import derive_seed
 from worldmodel.evaluation.proportions import Proportion, pooled
 
@@ -67,8 +69,9 @@ def demo_seeds(config: Config, folder: Path) -> None:
         imagine demo-seeds
         imagine demo-seeds preset=tiny run=tiny-seeds
     """
-    jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in arms.SEEDS}
-    results = list(side_by_side(demo_seed, jobs, folder, config.jobs).values())
+    alone = replace(config, scale=ScaleSettings())  # a seed is a job, and needs no players
+    jobs = {f"seed-{seed}": (alone, folder / f"seed-{seed}", seed) for seed in arms.SEEDS}
+    results = list(run_jobs(config.scale, demo_seed, jobs, folder, config.jobs).values())
     write_results(folder, "table", results, seeds_table([table_row(result) for result in results]))
 
 
