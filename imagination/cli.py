@@ -47,7 +47,7 @@ examples:
 
 TRACEBACK = "An error of yours is one line, with exit code 2; IMAGINE_TRACEBACK=1 shows where it was raised."
 
-_PROCESSES = ("devices", "num_nodes")
+_PROCESSES = ("devices", "num_nodes", "strategy", "activation_checkpointing")
 # Keys that apply to one command only: a run does not remember them.
 TRANSIENT = ("compare.show", "listing.format", "imports.format", "imports.files", *_PROCESSES)
 DRY_RUN = "--dry-run"
@@ -181,7 +181,8 @@ def _command(words: Sequence[str]) -> int:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     run = compose.resolve([word for word in overrides if word != DRY_RUN], _load("imagination.settings:Config"))
     config, folder = run.config, run.folder
-    shared = int(os.environ.get("WORLD_SIZE", "1")) > 1 or any(getattr(config, key) not in (0, 1) for key in _PROCESSES)
+    sharing = [getattr(config, key) for key in _PROCESSES]
+    shared = int(os.environ.get("WORLD_SIZE", "1")) > 1 or not {0, 1, "ddp"}.issuperset(sharing)
     if shared:
         _load("imagination.runs.processes:check")(name, config.devices, config.num_nodes)
     if DRY_RUN in overrides:
@@ -301,7 +302,8 @@ def _step(config: Any, folder: Path, step: str) -> str:
         from imagination.runs.lifecycle import resume_from
         from imagination.runs.run_folder import RunFolder
 
-        if steps := resume_from(RunFolder(folder, config.seed, fingerprint(config, step)), step)[1]:
+        run = RunFolder(folder, config.seed, fingerprint(config, step), strategy=config.strategy)
+        if steps := resume_from(run, step)[1]:
             return f"would go on after step {steps}"
     if how == "done" and step == "collect":
         return "would be skipped as far as its episodes are logged"

@@ -53,6 +53,8 @@ def fit_world_model(config: Config, folder: Path) -> None:
         imagine fit-world-model run=mine worldmodel.model=Qwen/Qwen2.5-0.5B-Instruct worldmodel.lora.rank=16
     """
     if config.worldmodel.kind == "screen":
+        if config.strategy == "fsdp2":
+            raise UserError("worldmodel.kind=screen is trained by one process: leave strategy=fsdp2 out")
         fit_screens(config, folder)
         return
     with run_stage(config, folder, "fit_world_model") as run:

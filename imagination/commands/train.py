@@ -28,6 +28,7 @@ from imagination.learning.experience import RecordedGroups
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.learning.self_imitation import Replays
+from imagination.learning.sharding import Gathering, gather, shard
 from imagination.learning.trainer import BestPolicy, KeepCheckpoints, StepStream, TimeLimit, make_trainer, split_starts
 from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import most
@@ -131,11 +132,14 @@ def _train(
 
     # learn: each update is played by the collector, judged and learned from by the module
     clock = TimeLimit(settings.minutes)
-    module = PolicyModule(policy.model, algorithm, settings, partial(run.record, "train"), seed, reference, value=value)
-    module.passed = clock.passed
+    if algorithm.critic is not None and value is None:
+        value = ValueHead(policy.model.config.hidden_size)
+    trained, compute = shard(run, policy.model, value)
+    module = PolicyModule(trained, algorithm, settings, partial(run.record, "train"), seed, reference, value=value)
+    module.passed, module.compute = clock.passed, compute
     save, last = partial(save_checkpoint, policy.model, policy.chat.tokenizer), settings.updates
     keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
-    callbacks = [callback for callback in (watch, replays, best, keep) if callback is not None]
+    callbacks = [c for c in (Gathering(trained, policy.model), watch, replays, best, keep) if c is not None]
     trainer = make_trainer(run, "train", bar, module.done, settings.checkpoint_every, callbacks=callbacks)
     device = policy.model.device
 
@@ -145,6 +149,7 @@ def _train(
     if not stopped():
         updates = StepStream(last, module.done, from_first(collector.update), clock.over)
         trainer.fit(module, updates, ckpt_path=state, weights_only=True)
+        gather(trained, policy.model)
     leave()
 
     # look at the last policy, and save the one to keep
@@ -248,9 +253,9 @@ def _worlds(
         return [RolloutEnvironment(_nowhere, Source.DREAM, None, 0), *worlds]
     model = session.world_model(data.known)
     make_env = session.dreams(model, data.starts)
-    at_once = max(64, session.config.engine.slots)
+    unsharded = max(64, session.config.engine.slots)
     return [
-        RolloutEnvironment(make_env, Source.DREAM, model.version, at_once, model.engines, session.solved_at),
+        RolloutEnvironment(make_env, Source.DREAM, model.version, unsharded, model.engines, session.solved_at),
         *worlds,
     ]
 

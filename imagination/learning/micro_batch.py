@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from imagination.learning.losses import (
 )
 from imagination.learning.losses.auxiliary import KL
 from imagination.learning.metrics import by_source, logprob_grad_by_source, of_source
+from imagination.learning.sharding import Compute, unsharded
 from imagination.settings import TrainSettings
 from imagination.settings.algorithm_parts import Estimator
 from policy.lm.batch import SOURCES, RowBatch
@@ -75,13 +77,24 @@ class Losses:
     algorithm: Algorithm
     train: TrainSettings
 
-    def backward(self, batch: RowBatch, step: Step, backward: Callable[[Tensor], None]) -> LossTerms:
+    def backward(
+        self, batch: RowBatch, step: Step, backward: Callable[[Tensor], None], compute: Compute = unsharded
+    ) -> LossTerms:
         """Adds the gradient of a micro-batch to that of its optimiser step; what it returns has none.
 
         Args:
             batch: rows whose ``rl_weight`` is the algorithm's weight times their own.
             backward: what a trainer calls instead of ``loss.backward()``.
+            compute: what the forward pass is computed by, see ``sharding``.
         """
+        loss, source, pulled, terms = compute(partial(self._forward, batch, step))
+        for x in pulled:
+            x.retain_grad()
+        backward(loss)
+        return replace(terms, sums=terms.sums | logprob_grad_by_source(source, pulled))
+
+    def _forward(self, batch: RowBatch, step: Step) -> tuple[Tensor, Tensor, list[Tensor], LossTerms]:
+        """The loss, what is logged of it, and whose log-probs ``[n]`` a gradient reaches: by source, and themselves."""
         mask = batch.trained_mask | batch.observed if step.observed_tokens else batch.trained_mask
         predictors = hidden_before(self.model, batch.ids, batch.attention_mask, mask)
         logits = token_logits(self.model, predictors.states)  # [m, vocab], what predicts trained tokens, each once
@@ -129,10 +142,7 @@ class Losses:
             loss = loss + self.train.expert_coef * expert.loss
             sums |= {"ce_tokens": expert.tokens, "expert_loss": expert.loss.detach() * step.ce_tokens}
             sums["expert_entropy"] = (entropy * (ce != 0)).sum()
-        for x in pulled:
-            x.retain_grad()
-        backward(loss)
-        return LossTerms(loss.detach(), mask.sum().float(), sums | logprob_grad_by_source(source, pulled), maxima)
+        return loss, source, pulled, LossTerms(loss.detach(), mask.sum().float(), sums, maxima)
 
     def _imitation(self, logprobs: Tensor, advantages: Tensor, weight: Tensor, denominator: int) -> LossTerms:
         """Experts have no log-probs of their own, so there is no ratio: cross-entropy, or LUFFY's off-policy form."""

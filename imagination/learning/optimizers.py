@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from imagination.learning.sharding import own_part, part_of, whole
+from imagination.runs.processes import gathered
+
 
 class Muon(torch.optim.Muon):
     """``torch.optim.Muon``, whose products are computed for equal matrices at once, and in fp32 on CPUs.
@@ -41,7 +44,7 @@ class Muon(torch.optim.Muon):
             state = self.state[p]
             momentum = state.setdefault("momentum_buffer", torch.zeros_like(p.grad))
             momentum.lerp_(p.grad, 1 - group["momentum"])
-            directions.append(p.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum)
+            directions.append(whole(p.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum))
         matrices = torch.stack(directions)
         matrices = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
         steps = orthogonalize(matrices, group["ns_coefficients"], group["ns_steps"], group["eps"])
@@ -52,7 +55,7 @@ class Muon(torch.optim.Muon):
             else max(1, shape[0] / shape[1]) ** 0.5
         )
         for p, step in zip(params, steps, strict=True):
-            p.mul_(1 - lr * group["weight_decay"]).sub_(step, alpha=lr * scale)
+            p.mul_(1 - lr * group["weight_decay"]).sub_(part_of(step, p), alpha=lr * scale)
 
 
 def orthogonalize(
@@ -88,13 +91,13 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def __init__(self, model: nn.Module, lr: float, weight_decay: float, betas: tuple[float, float]) -> None:
         matrices, rest = split_matrices(model)
-        self._parts: list[torch.optim.Optimizer] = []
+        self.parts: list[torch.optim.Optimizer] = []
         if matrices:
-            self._parts.append(Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+            self.parts.append(Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
         if rest:
-            self._parts.append(torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay, betas=betas))
+            self.parts.append(torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay, betas=betas))
         super().__init__(matrices + rest, {})
-        self._share_groups()
+        self.share_groups()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of both; the closure, if given, runs once, before them."""
@@ -102,34 +105,43 @@ class MuonAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part in self._parts:
+        for part in self.parts:
             part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self._parts]}
+        return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if len(state_dict.get("parts", ())) != len(self._parts):
+        if len(state_dict.get("parts", ())) != len(self.parts):
             raise ValueError("this training state is not one of MuonAdamW for this model")
-        for part, state in zip(self._parts, state_dict["parts"], strict=True):
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
-        self._share_groups()
+        self.share_groups()
 
-    def _share_groups(self) -> None:
+    def share_groups(self) -> None:
         # A schedule writes the learning rate into our groups; the parts must read it there.
-        self.param_groups = list(chain.from_iterable(part.param_groups for part in self._parts))
+        self.param_groups = list(chain.from_iterable(part.param_groups for part in self.parts))
 
 
 def drop_if_not_finite(parameters: Iterable[nn.Parameter]) -> bool:
     """Whether the gradients hold NaN or an infinity; then all of them go, so that the next step changes nothing."""
     trained = [p for p in parameters if p.grad is not None]
-    norms = torch._foreach_norm([p.grad for p in trained if p.grad is not None]) if trained else ()
-    if not norms or torch.stack([norm.float() for norm in norms]).isfinite().all():
+    norms = torch._foreach_norm([own_part(p.grad) for p in trained if p.grad is not None]) if trained else ()
+    finite = not norms or bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+    if all(gathered([finite])):
         return False
     for p in trained:
         p.grad = None
     return True
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], most: float) -> float:
+    """``torch.nn.utils.clip_grad_norm_`` by the norm of whole gradients, of which processes may have parts."""
+    trained = [p for p in parameters if p.grad is not None]
+    norm = whole(torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None]))
+    torch.nn.utils.clip_grads_with_norm_(trained, most, norm)
+    return float(norm)
 
 
 def split_matrices(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

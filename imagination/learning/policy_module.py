@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -21,8 +22,10 @@ from imagination.learning.experience import after_unsure_actions, assign_credit,
 from imagination.learning.losses import EntropyHistory, LossTerms
 from imagination.learning.metrics import means, realised_shares
 from imagination.learning.micro_batch import Losses, Step, logprobs_under, reference_kl
+from imagination.learning.optimizers import clip_gradients
+from imagination.learning.sharding import Compute, unsharded
 from imagination.learning.supervised import BETAS, Record
-from imagination.runs.processes import count, dealt, gathered, rank, sum_gradients
+from imagination.runs.processes import count, dealt, gathered, missing_passes, rank, sum_gradients
 from imagination.settings import ProgressSettings, TrainSettings
 from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.forward import ValueHead, encode, micro_batches, split
@@ -79,12 +82,16 @@ class PolicyModule(L.LightningModule):
         critic = algorithm.critic is not None
         self.value = (value or ValueHead(model.config.hidden_size)) if critic else None
         self.record, self.seed = record, seed
+        self.compute: Compute = unsharded
         self.passed: Callable[[], float] = lambda: 0.0  # the share of the training's time that is over
         self._reference = [reference]  # in a list: no submodule, so neither trained nor saved
         self.losses = Losses(model, self.value, reference, algorithm, train)
         self.entropies = EntropyHistory()
         self.progress = Progress(model, algorithm.progress, seed) if algorithm.progress.enabled else None
         self.updates_done, self.temperature = 0, 1.0
+
+    def configure_model(self) -> None:
+        """Sharded before, where it is."""
 
     def done(self) -> int:
         """Updates so far, those before a resume included."""
@@ -137,13 +144,13 @@ class PolicyModule(L.LightningModule):
         own, limit, kl = sampled_rows(batch), self.settings.micro_tokens, self.algorithm.kl
         shaped, metrics = None, dict[str, float]()
         if self.value is not None:
-            critic_values(batch, self.model, self.value, limit, own)
+            self.compute(partial(critic_values, batch, self.model, self.value, limit, own))
         if own and kl.kl_coef and kl.kl_in == "reward":
             sampled = batch[own]
             penalties = reference_kl(sampled, self._reference[0], kl.kl_estimator, self.temperature, limit)
             batch.kl[own, : penalties.shape[1]] = penalties
         if own and self.progress is not None:
-            shaped, metrics = self.progress.turn_rewards(batch[own], limit)
+            shaped, metrics = self.compute(partial(self.progress.turn_rewards, batch[own], limit))
         assign_credit(batch, self.algorithm, shaped, self.settings.process_coef)
         return metrics
 
@@ -160,7 +167,7 @@ class PolicyModule(L.LightningModule):
         # the only step of an update reads all rows under the policy that acted, and needs no memory of it
         remembered = not update.exact and (settings.epochs > 1 or size < n)
         if remembered:
-            self._remember_logprobs(batch, range(n))
+            self.compute(partial(self._remember_logprobs, batch, range(n)))
         for _epoch in range(settings.epochs):
             order = torch.randperm(n, generator=rng).tolist()
             for start in range(0, n, size):
@@ -169,8 +176,9 @@ class PolicyModule(L.LightningModule):
                 terms = self._minibatch(batch[order[start : start + size]], unchanged, remembered)
                 collected.extend(terms)
                 if unchanged and not remembered and self._differs_from_engine(terms):
-                    self._remember_logprobs(batch, range(n) if settings.epochs > 1 else order[size:])
-                norm = float(torch.nn.utils.clip_grad_norm_(self.parameters(), settings.grad_clip))
+                    rest = range(n) if settings.epochs > 1 else order[size:]
+                    self.compute(partial(self._remember_logprobs, batch, rest))
+                norm = clip_gradients(self.parameters(), settings.grad_clip)
                 if not math.isfinite(norm):
                     optimizer.zero_grad()  # without gradients a step changes nothing
                 norms.append(norm if math.isfinite(norm) else math.nan)
@@ -194,7 +202,8 @@ class PolicyModule(L.LightningModule):
         tokens = int((acted.rl_weight != 0).sum())
         halved = 0
         while tokens:
-            kl = float(reference_kl(acted, self.model, "k3", self.temperature, self.settings.micro_tokens).sum())
+            limit = self.settings.micro_tokens
+            kl = float(self.compute(partial(reference_kl, acted, self.model, "k3", self.temperature, limit)).sum())
             if kl / tokens <= most or halved == _MOST_HALVINGS:
                 return {"update_kl": kl / tokens, "halved": float(halved)}
             halved += 1
@@ -224,8 +233,16 @@ class PolicyModule(L.LightningModule):
             limit = min(limit, math.ceil(int(batch.attention_mask.sum()) / count()))
         ids, device = batch.token_ids(), next(self.model.parameters()).device
         parts = micro_batches(self.model, ids, limit)
-        own = dealt([sum(len(ids[i]) for i in part) for part in parts])[rank()]
-        terms = [self.losses.backward(batch[parts[n]].to(device), step, self.manual_backward) for n in own]
+        tokens = [sum(len(ids[i]) for i in part) for part in parts]
+        shares = dealt(tokens)
+        terms = [
+            self.losses.backward(batch[parts[n]].to(device), step, self.manual_backward, self.compute)
+            for n in shares[rank()]
+        ]
+        if self.compute is not unsharded:
+            shortest = batch[parts[tokens.index(min(tokens))]].to(device)
+            for _ in range(missing_passes(shares)):
+                self.losses.backward(shortest, step, lambda loss: self.manual_backward(0.0 * loss), self.compute)
         sum_gradients(self.parameters())
         return gathered(terms)
 

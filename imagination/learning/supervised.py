@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import lightning as L
@@ -16,9 +17,10 @@ from transformers import PreTrainedTokenizerBase
 
 from imagination.learning.losses import cross_entropy_loss, token_logprobs
 from imagination.learning.optimizers import MuonAdamW, drop_if_not_finite
+from imagination.learning.sharding import Compute, gather, shard, unsharded
 from imagination.learning.trainer import KeepCheckpoints, StepStream, TimeLimit, WeightAverage, make_trainer
 from imagination.runs.lifecycle import resume_from
-from imagination.runs.processes import dealt, from_first, gathered, rank, sum_gradients
+from imagination.runs.processes import dealt, from_first, gathered, missing_passes, rank, sum_gradients
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import FitSettings, UserError
@@ -137,7 +139,11 @@ class SupervisedModule(L.LightningModule):
         self.model, self.settings, self.record, self.seed = model, settings, record, seed
         self.objective: Objective = objective or NextToken()
         self.on_tokens, self.passed = on_tokens, passed
+        self.compute: Compute = unsharded
         self._skipped_in_a_row = 0
+
+    def configure_model(self) -> None:
+        """Sharded before, where it is."""
 
     def training_step(self, batch: RowBatch, _: int) -> None:
         # dropout of adapters, the same after a resume
@@ -150,11 +156,14 @@ class SupervisedModule(L.LightningModule):
         loss = self.objective.step(batch, derive_seed("objective", self.seed, step))
         size = max(1, min(self.settings.micro_tokens // loss.width, count))
         parts: list[tuple[Tensor, Tensor]] = []
-        own = dealt(batch.attention_mask.sum(1).tolist())[rank()]
-        for start in range(0, len(own), size):
-            rows = own[start : start + size]
+        tokens = batch.attention_mask.sum(1).tolist()
+        passes = [[rows[k : k + size] for k in range(0, len(rows), size)] for rows in dealt(tokens)]
+        for number, rows in enumerate(own := passes[rank()], 1):
             parts.append(self._backward(loss, rows))
-            self.on_tokens(int(batch.attention_mask[rows].sum()), min(1.0, (start + size) / len(own)))
+            self.on_tokens(sum(tokens[row] for row in rows), number / len(own))
+        if self.compute is not unsharded:
+            for _ in range(missing_passes(passes)):
+                self._backward(loss, [tokens.index(min(tokens))], weight=0.0)
         sum_gradients(self.parameters())
         skipped = drop_if_not_finite(self.parameters())
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
@@ -173,10 +182,10 @@ class SupervisedModule(L.LightningModule):
             self.log_dict(metrics, prog_bar=True)
             self.record(step, metrics)
 
-    def _backward(self, loss: StepLoss, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _backward(self, loss: StepLoss, rows: Sequence[int], weight: float = 1.0) -> tuple[Tensor, Tensor]:
         """Adds the gradient of some rows to that of their step; returns ``StepLoss.part``, detached."""
-        share, right = loss.part(self.model, rows)
-        self.manual_backward(share)
+        share, right = self.compute(partial(loss.part, self.model, rows))
+        self.manual_backward(weight * share)
         return share.detach(), right
 
     def configure_optimizers(self) -> Any:
@@ -224,25 +233,31 @@ class SupervisedTrainer:
         def done() -> int:
             return module.global_step
 
+        def save(folder: Path) -> None:
+            gather(trained, model)
+            save_checkpoint(model, tokenizer, folder)
+
         run, stage, settings, steps = self.run, self.stage, self.settings, self.settings.steps
         state, resumed = resume_from(run, stage)
         run.forget(stage, resumed)
         clock = TimeLimit(settings.minutes)
         bar = Bar(stage.replace("_", " "), steps, "tokens")
-        module = SupervisedModule(
-            model, settings, partial(run.record, stage), self.seed, self.objective, on_tokens=move, passed=clock.passed
-        )
-        average = WeightAverage(model, settings.average)
-        keep = KeepCheckpoints(
-            run.model("kept"), stage, self.keep_every, steps, done, partial(save_checkpoint, model, tokenizer)
-        )
+        record = partial(run.record, stage)
         precision = from_first(chosen_precision)(
             settings.precision, model, batches(min(resumed, steps - 1)), run, stage
         )
+        trained, compute = shard(run, model)
+        module = SupervisedModule(
+            trained, settings, record, self.seed, self.objective, on_tokens=move, passed=clock.passed
+        )
+        module.compute = compute
+        average = WeightAverage(trained, settings.average)
+        keep = KeepCheckpoints(run.model("kept"), stage, self.keep_every, steps, done, save)
         save_every = self.save_every or max(1, steps // 5)
         trainer = make_trainer(run, stage, bar, done, save_every, precision, [average, keep])
         stream = StepStream(steps, done, batches, clock.over)
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)
+        gather(trained, model)
         return done()
 
 

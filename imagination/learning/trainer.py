@@ -22,6 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from imagination.learning.sharding import ShardedStrategy, own_part, part_of, whole
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode
 from imagination.runs.processes import count, from_first, gathered
@@ -113,7 +114,8 @@ class WeightAverage(Callback):
         self._steps += 1
         past = min(self._decay, (1 + self._steps) / (10 + self._steps))
         self._mean = {name: self._mean[name].to(p.device) for name, p in self._trained.items()}
-        torch._foreach_lerp_(list(self._mean.values()), [p.float() for p in self._trained.values()], 1 - past)
+        means = [own_part(mean) for mean in self._mean.values()]
+        torch._foreach_lerp_(means, [own_part(p).float() for p in self._trained.values()], 1 - past)
 
     @torch.no_grad()
     def on_train_end(self, *_: Any) -> None:
@@ -122,7 +124,10 @@ class WeightAverage(Callback):
 
     def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
         if self._decay:
-            checkpoint["average"] = {"steps": self._steps, "mean": self._mean}
+            checkpoint["average"] = {
+                "steps": self._steps,
+                "mean": {name: whole(mean) for name, mean in self._mean.items()},
+            }
 
     def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
         if not self._decay:
@@ -130,7 +135,7 @@ class WeightAverage(Callback):
         self._steps, mean = checkpoint["average"]["steps"], checkpoint["average"]["mean"]
         if mean.keys() != self._mean.keys():
             raise ValueError("this average is not one of the weights of this model")
-        self._mean = {name: tensor.clone() for name, tensor in mean.items()}
+        self._mean = {name: part_of(tensor.clone(), self._mean[name]) for name, tensor in mean.items()}
 
 
 class _SaveState(Callback):
@@ -154,6 +159,9 @@ class _SaveState(Callback):
                 raise
             if trainer.is_global_zero:
                 os.replace(partial, self._path)
+                for old in self._path.parent.glob(f"{self._path.stem}.*.shards"):
+                    if old.name != f"{self._path.stem}.{self._done()}.shards":
+                        shutil.rmtree(old)
 
 
 class KeepCheckpoints(Callback):
@@ -321,13 +329,14 @@ def make_trainer(
     save = _SaveState(run.training_state(stage), every, run.settings, done)
     averages = [callback for callback in callbacks if isinstance(callback, WeightAverage)]  # they belong to the state
     others = [callback for callback in callbacks if not isinstance(callback, WeightAverage)]
+    strategy = ShardedStrategy() if run.strategy == "fsdp2" else "auto" if count() == 1 else _SumOfGradients()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if count() > 1 else 1
     return L.Trainer(
         max_epochs=1,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",  # not MPS, which has no float64 to sample with
         devices=local,
         num_nodes=count() // local,
-        strategy="auto" if count() == 1 else _SumOfGradients(),
+        strategy=strategy,
         precision="bf16-mixed" if precision == "bf16" else "32-true",
         logger=make_logger(run.logger, run, stage),
         callbacks=[*averages, save, _ShowBar(bar, done), *others, _StopTogether()],

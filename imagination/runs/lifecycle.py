@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 import sys
 import warnings
 import zipfile
@@ -29,7 +30,8 @@ def open_run(config: Config, folder: Path, stage: str = "", models: bool = True)
     np.random.seed(config.seed)
     if models:
         _set_up_torch(config.seed)
-    return RunFolder(folder, config.seed, fingerprint(config, stage), config.logger)
+    sharing = config.strategy, config.activation_checkpointing
+    return RunFolder(folder, config.seed, fingerprint(config, stage), config.logger, *sharing)
 
 
 @contextmanager
@@ -78,7 +80,7 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
     A state that was saved under other settings is not gone on from.
 
     Raises:
-        UserError: the state is damaged, or a pickle that holds more than numbers and texts.
+        UserError: the state is of another strategy, damaged, or a pickle that holds more than numbers and texts.
     """
     import torch
 
@@ -97,6 +99,9 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
         raise UserError(f"{path} is no training state that can be read ({type(error).__name__}); delete it") from error
     if state.get("settings") != run.settings:
         return None, 0
+    if ("shards" in state) != (run.strategy == "fsdp2"):
+        other = "fsdp2" if "shards" in state else "ddp"
+        raise UserError(f"{path} was saved by strategy={other}: go on with that, or delete it")
     return str(path), int(state["steps_done"])
 
 
@@ -107,4 +112,6 @@ def _finish(run: RunFolder, stage: str) -> None:
     for outdated in order[order.index(stage) :]:
         for state in run.training_states(outdated):
             state.unlink(missing_ok=True)
+            for shards in state.parent.glob(f"{state.stem}.*.shards"):
+                shutil.rmtree(shards)
     run.update({"done": {stage: run.settings}})

@@ -25,6 +25,7 @@ from torch.distributed import Store
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.tensor import DTensor
 
 from imagination.runs.machine import cores
 from imagination.settings import UserError
@@ -50,7 +51,7 @@ def check(command: str, devices: int, num_nodes: int) -> None:
     started, here = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     gpus = torch.cuda.device_count()
     if command not in COMMANDS:
-        by = f"torchrun starts {started} processes" if started > 1 else "devices or num_nodes are set"
+        by = f"torchrun starts {started} processes" if started > 1 else "devices, num_nodes or strategy are set"
         raise UserError(f"{by}, and only {', '.join(COMMANDS)} share their work")
     if "WORLD_SIZE" in os.environ and (devices not in (0, here) or num_nodes not in (1, started // here)):
         raise UserError(
@@ -160,6 +161,11 @@ def dealt(tokens: Sequence[int]) -> list[list[int]]:
     return [sorted(own) for own in rows]
 
 
+def missing_passes(passes: Sequence[Sequence[object]]) -> int:
+    """How many more passes than this process some other one makes, of ``passes`` by process."""
+    return max(map(len, passes)) - len(passes[rank()])
+
+
 def from_first(make: Callable[P, T]) -> Callable[P, T]:
     """``make``, which only the first process calls; all get what it returns. Raises ``SystemExit``: it raised in the
     first process.
@@ -201,7 +207,9 @@ def sum_gradients(parameters: Iterable[Tensor]) -> None:
     """Adds up the gradients of all processes; one that had no row of a batch adds zeros."""
     if count() == 1:
         return
-    trained = [p for p in parameters if p.requires_grad]
+    trained = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]  # those are summed already
+    if not trained:
+        return
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     distributed.all_reduce(flat)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.runs.machine import processor
-from imagination.settings import LoggerName, UserError
+from imagination.settings import LoggerName, Strategy, UserError
 from real_envs.files import read_json, read_text, write_atomically, write_json
 from real_envs.trajectory import Trajectory
 
@@ -25,9 +25,18 @@ class RunFolder:
     Files are appended to or replaced atomically; a stage that starts anew first drops what it wrote before.
     """
 
-    def __init__(self, path: Path, seed: int, settings: str = "", logger: LoggerName = "none") -> None:
+    def __init__(
+        self,
+        path: Path,
+        seed: int,
+        settings: str = "",
+        logger: LoggerName = "none",
+        strategy: Strategy = "ddp",
+        activation_checkpointing: bool = False,
+    ) -> None:
         self.path = path
         self.logger = logger  # of the metrics of its trainings, beside metrics.jsonl
+        self.strategy, self.activation_checkpointing = strategy, activation_checkpointing  # of its trainings
         self.settings = settings  # fingerprint of the configuration: what a saved state may be gone on from with
         path.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()

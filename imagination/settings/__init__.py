@@ -36,6 +36,7 @@ from policy.lm.settings import EngineSettings, ModelSettings
 from real_envs.errors import UserError as UserError
 
 LoggerName = Literal["tensorboard", "wandb", "csv", "none"]
+Strategy = Literal["ddp", "fsdp2"]
 
 
 @dataclass
@@ -51,6 +52,9 @@ class Config:
     #: processes on this machine that train together, each on a GPU where there are any; 0 is this one alone
     devices: int = 0
     num_nodes: int = 1  #: machines that train together, of as many devices each
+    #: ddp keeps the whole training state in each process; fsdp2 shares out weights, gradients and optimiser state
+    strategy: Strategy = "ddp"
+    activation_checkpointing: bool = False  #: with fsdp2: less memory, and a second forward pass in the backward pass
     wait_minutes: float = 30.0  #: minutes that a process waits for the others before all are ended
     seed: int = 0  #: of tasks, log, weights, data order and dreams
     vocab_size: int = 2048  #: of the tokenizer of models from scratch
@@ -88,3 +92,5 @@ class Config:
         require(self, "0 or more", "devices")
         require(self, "1 or more", "num_nodes")
         require(self, "above 0", "wait_minutes")
+        if self.activation_checkpointing and self.strategy != "fsdp2":
+            raise ValueError("activation_checkpointing=true needs strategy=fsdp2")

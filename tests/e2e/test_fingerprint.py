@@ -69,10 +69,9 @@ def test_stages_read_no_settings_that_they_do_not_declare(
 def watch(config: Config) -> tuple[Config, set[str]]:
     """The same settings, and the names of those that have been read since: sections, and single ones of ``dream``."""
     read: set[str] = set()
-    sections = {f.name for f in fields(Config)} - {
-        "dream",
-        "logger",
-    }  # where losses are logged decides nothing that is made
+    # where losses are logged, how processes share their work and which of them play decide nothing that is made
+    aside = {"dream", "logger", "strategy", "activation_checkpointing", "scale"}
+    sections = {f.name for f in fields(Config)} - aside
     dreams = {f.name for f in fields(DreamSettings)}
 
     class Dream(DreamSettings):

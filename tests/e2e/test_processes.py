@@ -51,7 +51,7 @@ def test_a_process_that_is_gone_ends_the_others_in_a_line_that_names_it(
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(BROKEN.format(fault=fault))
     begin = time.monotonic()
-    words = ["fit-world-model", *WORDS, "fit.steps=5", "devices=2", "wait_minutes=0.1"]
+    words = ["fit-world-model", *WORDS, "fit.steps=5", "devices=2", "strategy=fsdp2", "wait_minutes=0.1"]
     done = imagine(words, tmp_path / "run", tmp_path / "hook")
     assert time.monotonic() - begin < 120
     assert done.returncode == 2
@@ -67,6 +67,8 @@ def test_a_process_that_is_gone_ends_the_others_in_a_line_that_names_it(
         (("clone", "devices=-1"), ("devices", "-1")),
         (("clone", "num_nodes=0"), ("num_nodes", "0")),
         (("clone", "num_nodes=2"), ("num_nodes=2", "MASTER_ADDR", "torchrun")),
+        (("clone", "strategy=zero"), ("strategy", "zero", "fsdp2")),
+        (("clone", "activation_checkpointing=true"), ("activation_checkpointing", "strategy=fsdp2")),
         (("clone", "wait_minutes=0"), ("wait_minutes", "0")),
     ],
     ids=" ".join,

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from imagination.learning.algorithms import Algorithm, build_algorithm
 from imagination.learning.experience import assign_credit
 from imagination.learning.policy_module import PolicyModule, Update
+from imagination.learning.sharding import whole
 from imagination.learning.trainer import StepStream
 from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.lm.backbone import build_model
@@ -185,7 +186,7 @@ class Notes(torch.optim.Optimizer):
         if closure is not None:
             closure()
         named = list(self.module.named_parameters())
-        self.seen.append({name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named})
+        self.seen.append({name: whole(torch.zeros_like(p) if p.grad is None else p.grad.clone()) for name, p in named})
         if self.nudge:
             with torch.no_grad():
                 if self.module.value is not None:

@@ -112,6 +112,8 @@ class Config:
     output: str = "outputs"
     devices: int = 0
     num_nodes: int = 1
+    strategy: str = "ddp"
+    activation_checkpointing: bool = False
     wait_minutes: float = 30.0
     seed: int = 0
     algorithm: Algorithm = field(default_factory=Algorithm)
