@@ -84,7 +84,8 @@ def _trajectories(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """That of ATIF, and those of its sub-agents, with the models that acted."""
     agent = value["agent"] if isinstance(value.get("agent"), dict) else {}
     yield {**value, "agent": agent.get("model_name") or agent.get("name"), "subagent_trajectories": None}
-    for inner in value.get("subagent_trajectories") or ():
+    inside = value.get("subagent_trajectories")
+    for inner in inside if isinstance(inside, list) else ():
         if container_of(inner):
             yield from _trajectories(inner)
 
@@ -117,7 +118,8 @@ def _of_chatgpt(message: Mapping[str, Any]) -> dict[str, Any]:
         return {"role": role, "content": [{"type": kind}]}  # unknown, and refused
     given = [content.get(key) for key in _CHATGPT[kind].split()]
     parts = [part for one in given for part in (one if isinstance(one, list) else [one]) if part]
-    texts = [part.get("text") or part.get("content") if isinstance(part, dict) else str(part) for part in parts]
+    keys = ("text", "content", "summary")
+    texts = [next(filter(None, map(part.get, keys)), None) if isinstance(part, dict) else str(part) for part in parts]
     text = "\n".join(one for one in texts if isinstance(one, str))
     if kind == "thoughts":
         return {"role": role, "content": None, "reasoning_content": text}
@@ -130,12 +132,12 @@ def _of_chatgpt(message: Mapping[str, Any]) -> dict[str, Any]:
 def _branches(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Of a graph of verifiers: its longest path."""
     nodes = {i: node for i, node in enumerate(value["nodes"]) if isinstance(node, dict)}
-    above = {i: node.get("parent") for i, node in nodes.items()}
+    above = {i: node["parent"] if isinstance(node.get("parent"), int) else None for i, node in nodes.items()}
     path = max((_path(above, leaf) for leaf in nodes.keys() - set(above.values())), key=len, default=[])
     task, agent = (value[key] if isinstance(value.get(key), dict) else {} for key in ("task", "agent"))
     rewards = value["rewards"].values() if isinstance(value.get("rewards"), dict) else []
     parts = [(one["score"], one.get("weight", 1.0)) for one in rewards if isinstance(one, dict) and one.get("score")]
-    plain = all(isinstance(number, int | float) for pair in parts for number in pair)
+    plain = all(isinstance(number, int | float) and abs(number) < 1e12 for pair in parts for number in pair)
     about = {key: value.get(key) for key in ("id", "stop_condition", "is_truncated", "is_completed", "reward", "error")}
     about |= {"reward": sum(score * weight for score, weight in parts)} if rewards and plain else {}
     about |= {"error": value["errors"][0]} if isinstance(value.get("errors"), list) and value["errors"] else {}

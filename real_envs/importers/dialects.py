@@ -78,7 +78,7 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
         return _codex
     if "role" in value:
         return None
-    if {"step_id", "source"} <= value.keys():
+    if "step_id" in value and isinstance(source, str):
         return _atif
     if any(names <= value.keys() for names in _SMOLAGENTS) or value.keys() == {"system_prompt"}:
         return _smolagents

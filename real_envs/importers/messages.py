@@ -273,12 +273,15 @@ def _plain_document(source: Any) -> str:
 
 
 def _answer(part: Mapping[str, Any]) -> Any:
-    """What a tool returned: text, parts, or an object, which is written as JSON."""
+    """What a tool returned: text, parts, or objects, which are written as JSON."""
     given = next((part[key] for key in ("content", "output", "result") if part.get(key) is not None), None)
     if isinstance(given, dict) and "type" in given and "value" in given:  # as of the AI SDK
         given = given["value"]
     if isinstance(given, list) and all(isinstance(part, dict) and set(part) == {"json"} for part in given):
         return [json.dumps(part["json"], ensure_ascii=False) for part in given]
+    known = {"type", *_BEDROCK}
+    if isinstance(given, list) and any(isinstance(part, dict) and not known & part.keys() for part in given):
+        return json.dumps(given, ensure_ascii=False)  # a list that the tool returned
     plain = given is None or isinstance(given, str | list) or (isinstance(given, dict) and "type" in given)
     return given if plain else json.dumps(given, ensure_ascii=False)
 

@@ -194,7 +194,7 @@ def _listed(value: Any) -> Any:
     if isinstance(value, dict) and value.keys() in _WRAPPERS and isinstance(inner := next(iter(value.values())), dict):
         value = {"content": inner.get("contents")} | {key: kept for key, kept in inner.items() if key != "contents"}
         value = inner if "contents" not in inner else value
-    if isinstance(value, dict) and value and all(str(key).isdecimal() for key in value):
+    if isinstance(value, dict) and value and all(str(key).isdecimal() and len(key) < 10 for key in value):
         value = [value[key] for key in sorted(value, key=int)]
     if isinstance(value, dict):
         return {key: _listed(inner) for key, inner in value.items()}

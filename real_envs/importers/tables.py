@@ -45,7 +45,7 @@ class Tables(Format):
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         if not isinstance(value, dict):
             raise FieldError("", f"is no row of named columns: it is {value!r:.60}")
-        if "steps" in value and "action" in reading.mapping:
+        if "episode" in reading.mapping and "action" in reading.mapping and {"row", "steps"} == value.keys():
             return with_thoughts_apart(_mapped(value["steps"], value["row"], reading))
         if "action" not in reading.mapping and self.holds_chats(value):
             spoken = AgentGymFormat().recognises(Sample(Path(), value, ""))

@@ -57,18 +57,23 @@ class Traces(Format):
             if isinstance(record.value, FieldError):
                 yield record
                 continue
-            inside = list(spans_in(record.value))
+            try:
+                inside = list(spans_in(record.value))
+            except RecursionError:
+                inside = []
             if not inside:
                 yield Record(record.where, FieldError("", "is no span of a trace, and holds none"))
             for value, trace in inside:
                 try:
                     span = span_of(value, trace)
-                    key = (span.trace, span.id) if span.id else len(spans)
-                    again = "earlier version of a call"
-                    span.left_out[again] += 1 + spans[key].left_out[again] if key in spans else 0
-                    spans[key] = span
-                except FieldError as error:
-                    yield Record(record.where, error)
+                except (FieldError, RecursionError) as error:
+                    broken = error if isinstance(error, FieldError) else FieldError("", "is nested too deeply")
+                    yield Record(record.where, broken)
+                    continue
+                key = (span.trace, span.id) if span.id else len(spans)
+                again = "earlier version of a call"
+                span.left_out[again] += 1 + spans[key].left_out[again] if key in spans else 0
+                spans[key] = span
         yield from _episodes(list(spans.values()))
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
@@ -88,8 +93,8 @@ def _said(messages: Sequence[Any]) -> tuple[Said, list[int], list[tuple[str, int
             try:
                 speaker, parts = read_message(message, "messages")
                 text = parts.text.strip()
-            except FieldError:  # its draft tells
-                speaker, text = "", repr(message)
+            except (FieldError, RecursionError):  # its draft tells
+                speaker, text = "", f"message {at}"
             if speaker == SYSTEM:
                 systems.append((text, at))
             elif speaker == AGENT and said and said[-1][0] == AGENT:
@@ -117,9 +122,10 @@ def _chains(calls: Sequence[Span], tools: Sequence[Span], loose: bool) -> list[C
     """``loose``: calls of one trace or session, which need not go on word for word."""
     chains: list[Chain] = []
     going: dict[tuple[object, ...], list[Chain]] = defaultdict(list)  # by all that was said
+    lengths: set[int] = set()
     for call in calls:
         said, ends, systems = _said(call.asked)
-        sizes = (n for n in range(len(said), 0, -1) if going.get(tuple(said[:n])))
+        sizes = (n for n in sorted(lengths, reverse=True) if n <= len(said) and going.get(tuple(said[:n])))
         size = next(sizes, 0)
         chain = going[tuple(said[:size])][-1] if size else None
         if chain is None and loose:
@@ -140,6 +146,7 @@ def _chains(calls: Sequence[Span], tools: Sequence[Span], loose: bool) -> list[C
         chain.said = _said(chain.messages)[0] if size < len(chain.said) else _said([*call.asked, *call.answered])[0]
         chain.calls.append(call)
         going[tuple(chain.said)].append(chain)
+        lengths.add(len(chain.said))
     for chain in chains:
         chain.messages += _answers(chain, tools, None)
     return chains

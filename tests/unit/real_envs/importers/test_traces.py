@@ -217,6 +217,8 @@ def test_a_tool_answers_in_its_span_where_no_call_follows(tmp_path: Path) -> Non
     called = langsmith()[:1] + langsmith()[2:]
     episode = only(write(tmp_path / "log.json", called))
     assert steps(episode) == STEPS[:1]
+    listed = [called[0], called[1], called[2] | {"outputs": {"output": [{"box": 1}]}}]
+    assert steps(only(write(tmp_path / "log.json", listed))) == [(STEPS[0][0], '[{"box": 1}]')]
     broken = [called[0], called[1], called[2] | {"outputs": None, "error": "no box"}]
     episode = only(write(tmp_path / "log.json", broken))
     assert steps(episode) == [('look({"at": 1})', "no box")]
