@@ -57,6 +57,7 @@ _KINDS = {
     **dict.fromkeys(("agent", "invoke_agent"), SUB_AGENT),
 }
 _OF_AI_SDK = re.compile(r"ai\.\w+\.do(generate|stream)")  # the call itself, within one of the same messages
+_EVENT = re.compile(r"gen_ai\.(?:(system|user|assistant|tool)\.message|choice)")
 _CHOICES = ("choices", "generations", "candidates")  # the first is the answer
 _WITHIN = (
     *("messages", "message", *_CHOICES, "output", "input", "contents", "prompt", "prompts", "response"),
@@ -140,6 +141,8 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
     if isinstance(feedback := value.get("feedback_stats"), dict):
         span.scores = {f"score.{name}": one.get("avg") for name, one in feedback.items() if isinstance(one, dict)}
     if span.kind == MODEL:
+        asked, answered = _of_events(events)
+        span.asked, span.answered = span.asked or asked, span.answered or answered
         span.answered = decoded(span.answered)
         system = _at({"answered": span.answered} | value, "attributes.gen_ai.system_instructions answered.instructions")
         span.asked = _with_roles(_messages(span.asked, "user", span.left_out))
@@ -148,6 +151,21 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
             span.answered |= {"content": span.answered.get("text"), "tool_calls": decoded(span.answered["toolCalls"])}
         span.answered = _messages(span.answered, "assistant", span.left_out)
     return span
+
+
+def _of_events(events: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The messages and answers of OpenTelemetry's older conventions, an event each."""
+    asked: list[Any] = []
+    answered: list[Any] = []
+    for event in events:
+        match = _EVENT.fullmatch(str(event.get("name"))) if isinstance(event, dict) else None
+        given = _nested([event.get("attributes")]) if match else {}
+        body = decoded(_at(given, "gen_ai.event.content")) or given
+        if match and match[1] and isinstance(body, dict):
+            asked.append({"role": match[1], **body, "tool_calls": decoded(body.get("tool_calls"))})
+        elif match and isinstance(body, dict):
+            answered.append(body)
+    return asked, answered
 
 
 def _at(value: Mapping[str, Any], paths: str) -> Any:

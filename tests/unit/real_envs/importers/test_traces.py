@@ -159,6 +159,20 @@ def ai_sdk() -> list[dict[str, Any]]:
     ]
 
 
+def events() -> list[dict[str, Any]]:
+    """As events of the spans, an older convention."""
+
+    def span(number: int, before: list[Any], after: Any) -> dict[str, Any]:
+        said = [(f"gen_ai.{message['role']}.message", message) for message in before]
+        said.append(("gen_ai.choice", {"index": 0, "finish_reason": "stop", "message": after}))
+        logged = [{"name": n, "attributes": {"gen_ai.event.content": json.dumps(body)}} for n, body in said]
+        attributes = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
+        about = {"traceId": "t", "spanId": str(number), "startTime": number, "attributes": attributes}
+        return about | {"events": logged}
+
+    return [span(1, ASKED, CALLED), span(2, [*ASKED, CALLED, SEEN], FOUND)]
+
+
 LOGS: dict[str, list[dict[str, Any]]] = {
     "LangSmith": langsmith(),
     "Langfuse": langfuse(),
@@ -168,6 +182,7 @@ LOGS: dict[str, list[dict[str, Any]]] = {
         "llm.input_messages", "llm.output_messages", "message.", "tool_call.", "llm.model_name"
     ),
     "OpenTelemetry, AI SDK": ai_sdk(),
+    "OpenTelemetry, events": events(),
     "Agents SDK": agents_sdk(),
     "LiteLLM": litellm(),
 }
