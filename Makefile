@@ -4,6 +4,7 @@
 #   make train ARGS='run=mine preset=tiny'      any stage of `imagine`, with overrides
 #   make test PYTHON=/path/to/python3.12        another interpreter
 #   make chaos MINUTES=60                       faults of disks, processes, clients and worlds; an hour of resets
+#   make scale                                  players of Ray that die, hang and lie; half an hour
 #   make vllm-cpu                               the tests of engine=vllm and engine=openai, without a GPU
 #   make learn ARGS='grpo ppo --seeds 0'        which algorithms reach a known optimum, and how soon
 VENV ?= .venv
@@ -26,7 +27,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test docs chaos stability learn peers clients vllm-cpu audit-pins bench bench-gpu tripwires pretrained worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table clean $(STAGES)
+.PHONY: help install test docs chaos scale stability learn peers clients vllm-cpu audit-pins bench bench-gpu tripwires pretrained worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -90,6 +91,9 @@ chaos: $(STAMP)  ## full disks, kills, damaged files, vanished clients, resets; 
 	CHAOS_MINUTES=$(MINUTES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos -m '' --numprocesses=2 --dist=worksteal \
 		--ignore=tests/chaos/test_serving.py $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos/test_serving.py -m '' $(ARGS)
+
+scale: $(STAMP)  ## players of a training as actors of Ray, under faults; half an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/scale -m '' $(ARGS)
 
 stability: $(STAMP)  ## which tests hang on luck: end-to-end tests under many seeds and machines; an hour or two
 	$(BIN)/python -m tests.stability $(ARGS)

@@ -29,6 +29,11 @@ def end_tree(leader: int, mark: str) -> None:
     ``leader`` must not have been waited for: until then its number is nobody else's.
     """
     _kill_group(leader)
+    end_marked(mark)
+
+
+def end_marked(mark: str) -> None:
+    """Kill all processes with the mark."""
     for _ in range(_ROUNDS):
         leftovers = marked(mark)
         if not leftovers:

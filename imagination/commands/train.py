@@ -99,6 +99,8 @@ def _train(
     policy, reference, value = _policy(session, algorithm)
     probe = Probe(session, seed)
     real_steps = _RealSteps(session, probe, fresh=not done, dreamed=data.dreamed)
+    if players is not None:
+        players.counted_before(real_steps.earlier if done else None)
     worlds = _worlds(session, data, recorded, played_here=players is None)
     # vLLM is not exact anyway and claims its memory for itself, so that one engine plays in both worlds
     own_engine = len(worlds) > 1 and config.engine.name != "vllm"
@@ -166,6 +168,8 @@ def _train(
             asyncio.run(world.close())
     if data.dreamed and len(worlds) == 1 and (used := real_steps.used.steps):
         raise RuntimeError(f"training in dreams took {used} real step{'s' * (used != 1)}")
+    if players is not None:
+        players.finish()
     save(run.model("policy"))
     real_steps.write()
     _summarise(run, collector, watch, data.dreamed)
@@ -285,7 +289,7 @@ class _RealSteps:
             for stage in ("train", "probe") if dreamed else ("train",):
                 run.update(real_costs(stage, PoolStats(), price))
         self._run, self._probe, self._price, self._before = run, probe, price, real_interaction()
-        self._earlier = spent_before(run, "train")
+        self.earlier = spent_before(run, "train")
 
     @property
     def used(self) -> PoolStats:
@@ -293,7 +297,7 @@ class _RealSteps:
         return real_interaction() - self._before - self._probe.spent
 
     def write(self) -> None:
-        self._run.update(real_costs("train", self._earlier + self.used, self._price))
+        self._run.update(real_costs("train", self.earlier + self.used, self._price))
 
 
 def _summarise(run: RunFolder, collector: ExperienceCollector, watch: TripwireMonitor | None, dreamed: bool) -> None:

@@ -148,7 +148,8 @@ class ExperienceCollector:
         self.count_real_steps()
         if index == 0 and not beside and all(t.stop.is_failure or t.stop in _CUT for t in played):
             raise NothingToLearn(why_nothing(played))
-        shown = [*self._one_a_group(index, played), *beside[:: settings.group_size]]
+        first = played[:: settings.group_size] if ahead else self._one_a_group(index, played)
+        shown = [*first, *beside[:: settings.group_size]]
         self.run.add_rollouts("train", shown, which="update", step=index, split="train")
         seen = self.watch.look(index, played, self.agent) if self.watch is not None else {}
         if self.watch is not None and self.watch.tripped is not None:

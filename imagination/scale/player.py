@@ -18,7 +18,7 @@ import torch
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Provenance, play_all
 from imagination.runs.models import adapted
-from imagination.scale.pool import Group
+from imagination.scale.pool import ENV_LOST, Group
 from imagination.session import Session
 from policy.lm.engine import Completion, Engine, Sampling
 from real_envs.env import Env
@@ -136,11 +136,17 @@ class Player:
             self._worlds[Source.REAL] = _World(self._real)
 
     async def play(self, group: Group) -> list[Trajectory]:
+        """Episodes whose real world was lost are played again, ``scale.attempts`` times in all."""
         world = self._worlds[group.source]
         stamp = Provenance(group.source, self._policy_version, world.version, world.solved_at)
-        episodes = group.episodes
-        played = await play_all(episodes, world.make_env, self._agent, stamp, group.max_turns, len(episodes))
-        return [_with_versions(trajectory, self._versions) for trajectory in played]
+        played, left = dict[str, Trajectory](), group.episodes
+        for _ in range(self._session.config.scale.attempts):
+            done = await play_all(left, world.make_env, self._agent, stamp, group.max_turns, len(left))
+            played |= {trajectory.id: _with_versions(trajectory, self._versions) for trajectory in done}
+            left = tuple(e for e in left if (played[e.id].failure or "").startswith(ENV_LOST))
+            if not left:
+                break
+        return [played[episode.id] for episode in group.episodes]
 
 
 @dataclass(frozen=True, slots=True)

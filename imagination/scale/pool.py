@@ -22,6 +22,7 @@ from real_envs.errors import UserError
 from real_envs.trajectory import Source, StopReason, Trajectory
 
 T = TypeVar("T")
+ENV_LOST = "the process of the environment was lost"  # begins the failure of an episode that its player plays again
 
 
 @dataclass(frozen=True, slots=True)

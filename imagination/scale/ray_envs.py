@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import cycle
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagination.runs.machine import cores
 from imagination.runs.run_folder import RunFolder
+from imagination.scale.pool import ENV_LOST
 from imagination.session import Session
 from imagination.settings import UserError
 from imagination.settings.scale import ScaleSettings
+from real_envs import process_guard
 from real_envs.env import Env, EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, StopReason
 from real_envs.worker_pool import PoolStats, count_apart
 
 MANY = 10_000  # coroutines of an actor at a time
+_CLIENT_LOST = "its client is lost"
 
 
 class Envs(NamedTuple):
@@ -52,10 +63,59 @@ def connect(settings: ScaleSettings, cpus: float, log: bool = False) -> Any:
         if address:
             ray.init(address, **quiet)
         else:
-            ray.init(num_cpus=max(cores(), math.ceil(cpus)), **quiet)
+            with _reaped() as folder:
+                ray.init(num_cpus=max(cores(), math.ceil(cpus)), _temp_dir=folder, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(f"no cluster of Ray at {address or 'this machine'}: {error}") from error
     return ray
+
+
+def disconnect(ray: Any) -> None:
+    """Ends what ``connect`` began."""
+    ray.shutdown()
+    while _REAPERS:
+        _REAPERS.pop().communicate()
+
+
+# Ray leaves its folder with sockets and logs and, where it was killed, processes. The end of its input starts this.
+_REAPER = """
+import shutil, sys, time
+package, folder, mark = sys.argv[1:]
+sys.path.insert(0, package)
+from real_envs.process_guard import end_marked, marked
+sys.stdin.read()
+until = time.monotonic() + 10
+while marked(mark) and time.monotonic() < until:
+    time.sleep(0.1)
+end_marked(mark)
+shutil.rmtree(folder, ignore_errors=True)
+"""
+_REAPERS: list[subprocess.Popen[bytes]] = []
+
+
+@contextmanager
+def _reaped() -> Iterator[str]:
+    """A folder for a cluster that is started within: it goes with all processes when this one ends, however it ends."""
+    folder, mark = tempfile.mkdtemp(prefix="ray-", dir="/tmp"), secrets.token_hex(8)  # sockets want short paths
+    command = [sys.executable, "-I", "-S", "-c", _REAPER, str(Path(process_guard.__file__).parents[1]), folder, mark]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
+    _REAPERS.append(process)
+    before = os.environ.get(process_guard.MARK)
+    os.environ[process_guard.MARK] = mark
+    try:
+        yield folder
+    finally:
+        del os.environ[process_guard.MARK]
+        if before is not None:
+            os.environ[process_guard.MARK] = before
+
+
+def here(ray: Any) -> Any:
+    """Scheduling on this machine."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def resources(cpus: float, gpus: float, gb: float) -> dict[str, float]:
@@ -87,13 +147,17 @@ def host_envs(
 
 
 class RemoteEnvs:
-    """Makes environments that live in these actors, in one after the other; each stays where it is."""
+    """Makes environments that live in these actors, in one after the other; each stays where it is.
 
-    def __init__(self, actors: Sequence[Any]) -> None:
-        self._actors = cycle(actors)
+    Args:
+        client: a name under which ``client_lost`` closes them.
+    """
+
+    def __init__(self, actors: Sequence[Any], client: str = "") -> None:
+        self._actors, self._client = cycle(actors), client
 
     def __call__(self) -> Env:
-        return _RemoteEnv(next(self._actors))
+        return _RemoteEnv(next(self._actors), f"{self._client}/{secrets.token_hex(8)}")
 
 
 def real_envs_of(session: Session) -> Envs:
@@ -102,16 +166,21 @@ def real_envs_of(session: Session) -> Envs:
 
 
 class Ledger:
-    """Counts what is done in the real world, in a process that does not play."""
+    """Counts what is done in the real world, in a process that does not play, and in a file that outlives it."""
 
-    def __init__(self) -> None:
-        self._total = PoolStats()
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+", buffering=1)
+
+    def clear(self) -> None:
+        self._file.truncate(0)
 
     def add(self, stats: PoolStats) -> None:
-        self._total = self._total + stats
+        self._file.write(f"{json.dumps(asdict(stats))}\n")
 
     def total(self) -> PoolStats:
-        return self._total
+        self._file.seek(0)
+        return sum((PoolStats(**json.loads(line)) for line in self._file), PoolStats())
 
 
 class _EnvActor:
@@ -123,43 +192,76 @@ class _EnvActor:
         self._envs = opened(Session.open(session.config, session.run.path))
         self._add: Any = ray.get_actor(ledger).add if ledger else None
         self._open: dict[str, Env] = {}
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._lost: set[str] = set()
 
     async def version(self) -> str | None:
         return self._envs.version
 
     async def reset(self, env: str, task: Task, seed: int) -> Observation | tuple[StopReason, str]:
+        if env.partition("/")[0] in self._lost:
+            return StopReason.ENV_CRASHED, _CLIENT_LOST
         if env not in self._open:
             self._open[env] = self._envs.make()
-        return await self._counted(PoolStats(resets=1), lambda: self._open[env].reset(task, seed))
+        return await self._request(env, PoolStats(resets=1), lambda: self._open[env].reset(task, seed))
 
     async def step(self, env: str, action: str) -> StepResult | tuple[StopReason, str]:
         if env not in self._open:
-            return StopReason.ENV_CRASHED, "the process of this environment was lost"
-        return await self._counted(PoolStats(steps=1), lambda: self._open[env].step(action))
+            return StopReason.ENV_CRASHED, ENV_LOST
+        return await self._request(env, PoolStats(steps=1), lambda: self._open[env].step(action))
 
     async def close(self, env: str) -> None:
         if env in self._open:
             await self._open.pop(env).close()
 
-    async def _counted(self, request: PoolStats, work: Callable[[], Any]) -> Any:
+    async def client_lost(self, client: str) -> None:
+        """Closes what a client that is gone has open: nobody else would, and others would wait for its place."""
+        self._lost.add(client)
+        await self._end([env for env in self._open if env.partition("/")[0] == client])
+
+    async def clients_lost(self) -> None:
+        """The same for all; what was done is counted then."""
+        await self._end(list(self._open))
+
+    async def _end(self, envs: Sequence[str]) -> None:
+        requests = [self._running[env] for env in envs if env in self._running]
+        for request in requests:
+            request.cancel()
+        if requests:
+            await asyncio.wait(requests)
+        for env in envs:
+            await self.close(env)
+
+    async def _request(self, env: str, request: PoolStats, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        self._running[env] = running = asyncio.create_task(self._counted(request, work))
+        try:
+            return await running
+        except asyncio.CancelledError:
+            return StopReason.ENV_CRASHED, _CLIENT_LOST
+        finally:
+            del self._running[env]
+
+    async def _counted(self, request: PoolStats, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """A request is counted before it is done, so that what was done is counted whoever dies; the rest after it."""
-        if self._add is not None:
-            await self._add.remote(request)
         with count_apart() as done:
             try:
+                await self._count(request)
                 return await work()
             except EnvFailure as failure:
                 return failure.reason, str(failure)
             finally:
-                if self._add is not None:
-                    await self._add.remote(done - request)
+                await self._count(done - request)
+
+    async def _count(self, stats: PoolStats) -> None:
+        if self._add is not None:
+            await self._add.remote(stats)
 
 
 class _RemoteEnv:
     """An ``Env`` of another process."""
 
-    def __init__(self, actor: Any) -> None:
-        self._actor, self._id = actor, secrets.token_hex(8)
+    def __init__(self, actor: Any, name: str) -> None:
+        self._actor, self._id = actor, name
 
     async def reset(self, task: Task, seed: int) -> Observation:
         observation: Observation = await self._answer(self._actor.reset.remote(self._id, task, seed))
@@ -178,7 +280,7 @@ class _RemoteEnv:
         try:
             answer = await reference
         except RayError as error:
-            raise EnvFailure(StopReason.ENV_CRASHED, str(error).partition("\n")[0]) from error
+            raise EnvFailure(StopReason.ENV_CRASHED, f"{ENV_LOST}: {error}".partition("\n")[0]) from error
         if isinstance(answer, tuple):
             raise EnvFailure(*answer)
         return answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,25 @@ from imagination.runs.models import weights_version
 from imagination.runs.processes import count as processes
 from imagination.scale.player import Player, PlayerData, trained_weights
 from imagination.scale.pool import Group, PlayerLost, PlayerPool, PoolLimits
-from imagination.scale.ray_envs import MANY, Ledger, RemoteEnvs, connect, elsewhere, host_envs, real_envs_of, resources
+from imagination.scale.ray_envs import (
+    MANY,
+    Ledger,
+    RemoteEnvs,
+    connect,
+    disconnect,
+    elsewhere,
+    here,
+    host_envs,
+    real_envs_of,
+    resources,
+)
 from imagination.session import Session
 from imagination.settings import UserError
 from real_envs.trajectory import Trajectory
 from real_envs.worker_pool import PoolStats, count_elsewhere
 
 _SEAT_SECONDS = 60.0
+_FINISH_SECONDS = 30.0
 
 
 class RayPlayers:
@@ -39,17 +51,19 @@ class RayPlayers:
         self.ray = ray = connect(settings, settings.players * settings.cpus_per_player + real_cpus)
         self._seat = _take_gpus(ray, processes()) if settings.gpus_per_player else None
         ledger = f"ledger {secrets.token_hex(8)}"  # a name: actors that hold others do not restart
-        self._ledger = ray.remote(num_cpus=0)(Ledger).options(name=ledger).remote()
+        file = session.run.path.resolve() / "checkpoints" / "real.jsonl"
+        self._ledger = ray.remote(num_cpus=0, scheduling_strategy=here(ray))(Ledger).options(name=ledger).remote(file)
         self._counted, self._gauges = PoolStats(), dict[str, Any]()
         session, shared, worlds = elsewhere(session), ray.put(data), list[Any]()
         if real:
             needs = resources(settings.cpus_per_real_world, 0.0, settings.gb_per_real_world)
             worlds = host_envs(ray, session, real_envs_of, settings.real_worlds, needs, ledger)
+        self._worlds = worlds
         needs = resources(settings.cpus_per_player, settings.gpus_per_player, settings.gb_per_player)
         actor = ray.remote(max_concurrency=MANY, **needs)(_PlayerActor)
         at_once = max(1, max(64, session.config.engine.slots) // session.config.train.group_size)
         self._pool = PlayerPool(
-            lambda place: _RayPlayer(ray, actor.remote(session, shared, worlds)),
+            lambda place: _RayPlayer(ray, lambda name: actor.remote(session, shared, worlds, name), worlds),
             settings.players,
             PoolLimits(at_once, settings.start_seconds, settings.hang_seconds, settings.attempts),
         )
@@ -64,6 +78,16 @@ class RayPlayers:
     @property
     def pool(self) -> PlayerPool:
         return self._pool
+
+    def counted_before(self, stats: PoolStats | None) -> None:
+        """What the summary has of the real world already: more was done where a process that learned was killed before
+        it could count. ``None``: a training that begins.
+        """
+        if stats is None:
+            self.ray.get(self._ledger.clear.remote())
+        elif (missing := stats - self.ray.get(self._ledger.total.remote())).steps > 0:  # without players, say
+            self.ray.get(self._ledger.add.remote(missing))
+        self._counted = stats or PoolStats()
 
     def count_real(self) -> None:
         """What players did in the real world since the last call counts as done by this process."""
@@ -80,11 +104,20 @@ class RayPlayers:
                 self._gauges[name] = Gauge(f"imagination_{name}", description=f"{name} of the last update")
             self._gauges[name].set(float(value))
 
+    def finish(self) -> None:
+        """Ends players, and counts what they still did in the real world; once they have ended it does no more."""
+        self._pool.close()
+        if self._worlds:
+            still = [world.clients_lost.remote() for world in self._worlds]
+            self.ray.wait(still, num_returns=len(still), timeout=_FINISH_SECONDS)
+        self.count_real()
+
     def close(self) -> None:
         """Ends players, worlds, and the cluster where this process started it."""
-        self._pool.close()
-        self.count_real()
-        self.ray.shutdown()
+        try:
+            self.finish()
+        finally:
+            disconnect(self.ray)
 
 
 def _take_gpus(ray: Any, count: int) -> Any:
@@ -93,10 +126,7 @@ def _take_gpus(ray: Any, count: int) -> Any:
     Raises:
         UserError: they are not free.
     """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    seat = ray.remote(num_cpus=0, num_gpus=count, scheduling_strategy=here)(_Seat).remote()
+    seat = ray.remote(num_cpus=0, num_gpus=count, scheduling_strategy=here(ray))(_Seat).remote()
     try:
         ids = ray.get(seat.gpus.remote(), timeout=_SEAT_SECONDS)
     except ray.exceptions.GetTimeoutError:
@@ -116,8 +146,9 @@ class _Seat:
 class _RayPlayer:
     """A ``PlayerHandle`` of an actor."""
 
-    def __init__(self, ray: Any, actor: Any) -> None:
-        self._ray, self._actor = ray, actor
+    def __init__(self, ray: Any, make: Callable[[str], Any], worlds: Sequence[Any]) -> None:
+        self._name = secrets.token_hex(8)
+        self._ray, self._actor, self._worlds = ray, make(self._name), worlds
 
     async def load(self, version: int, weights: Any) -> None:
         await self._answer(self._actor.load.remote(version, *weights))
@@ -127,6 +158,8 @@ class _RayPlayer:
 
     def kill(self) -> None:
         self._ray.kill(self._actor)
+        for world in self._worlds:
+            world.client_lost.remote(self._name)
 
     async def _answer(self, reference: Any) -> Any:
         errors = self._ray.exceptions
@@ -143,10 +176,10 @@ class _RayPlayer:
 
 
 class _PlayerActor:
-    def __init__(self, session: Session, data: PlayerData, worlds: Sequence[Any]) -> None:
+    def __init__(self, session: Session, data: PlayerData, worlds: Sequence[Any], name: str) -> None:
         session = Session.open(session.config, session.run.path, "train")
         torch.set_num_threads(max(1, int(session.config.scale.cpus_per_player)))
-        self._player = Player(session, data, RemoteEnvs(worlds) if worlds else None)
+        self._player = Player(session, data, RemoteEnvs(worlds, name) if worlds else None)
 
     async def load(self, version: int, name: str, weights: Any) -> None:
         await self._player.load(version, name, weights)
