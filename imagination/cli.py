@@ -17,6 +17,7 @@ import shlex
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ examples:
 
 TRACEBACK = "An error of yours is one line, with exit code 2; IMAGINE_TRACEBACK=1 shows where it was raised."
 
+_FIRST_SAYS = 10.0  # seconds in which others are ended where the first of several processes has the same error
 _PROCESSES = ("devices", "num_nodes", "strategy", "activation_checkpointing")
 # Keys that apply to one command only: a run does not remember them.
 TRANSIENT = ("compare.show", "listing.format", "imports.format", "imports.files", *_PROCESSES)
@@ -143,6 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not hides_traceback(error):
             raise
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(_FIRST_SAYS)
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
 
@@ -204,7 +208,8 @@ def _command(words: Sequence[str]) -> int:
         # the rest is remembered, but for files to import
         transient = [word for word in words if word.partition("=")[0] in _PROCESSES]
         again = shlex.join(["imagine", *words]) if stage.places else compose.command(name, config, *transient)
-        print(f"\nstopped; to go on: {again}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"\nstopped; to go on: {again}", file=sys.stderr)
         return 130
     return 0
 

@@ -31,6 +31,7 @@ from imagination.runs.processes import joined, rank
 from imagination.settings import Config
 from policy.lm.backbone import build_model, load_checkpoint
 from tests.support.killing import Killed, kill_at, metrics_of, weights
+from tests.support.refusal import refused
 from tests.support.tiny import tiny_settings, write_log
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +134,7 @@ def test_two_processes_come_to_what_one_comes_to(tmp_path: Path) -> None:
             stage(settings(), tmp_path / "one")
         with alone(tmp_path / "ddp"):
             stopped(clone, settings(strategy="fsdp2"), tmp_path / "one-then-two", 10)
+        refused(lambda: clone(settings(), tmp_path / "one-then-two"), "clone.ckpt", "strategy=fsdp2")
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [*start, "-m", "tests.e2e.test_sharding", str(tmp_path)]
