@@ -56,7 +56,8 @@ def shard(run: RunFolder, plain: Any, value: nn.Module | None = None) -> tuple[A
     """
     if run.strategy != "fsdp2":
         return plain, unsharded
-    model, kind = copy.deepcopy(plain), "cuda" if torch.cuda.is_available() else "cpu"
+    device, kind = plain.device, "cuda" if torch.cuda.is_available() else "cpu"
+    model = copy.deepcopy(plain.cpu())  # blocks go to the GPU one by one, when they are shared out
     core, names = decoder(model), set(model._no_split_modules or ())
     blocks = [module for module in core.modules() if type(module).__name__ in names]
     for block in blocks if run.activation_checkpointing else ():
@@ -68,8 +69,8 @@ def shard(run: RunFolder, plain: Any, value: nn.Module | None = None) -> tuple[A
         part = cast(FSDPModule, fully_shard(part, mesh=mesh, reshard_after_forward=True))
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-    if kind == "cuda" and not rank():
-        plain.to(kind)  # it plays
+    if not rank():
+        plain.to(device)  # where it plays
     root(partial(packs, model, 1))  # asked now: later, not all processes might
     return model, root
 
