@@ -120,6 +120,7 @@ _ALL = (
     _stage("audit-table", "experiments.audit_table:audit_table", "audit", run="demo-seeds", preset="demo"),
     _stage("ablate", "experiments.ablate:ablate", "ablation", run="demo-seeds"),
     _stage("few-shot", "experiments.few_shot:few_shot", "few_shot", *_DREAMED, "evaluate", "engine"),
+    _stage("scale-sim", "experiments.scale_sim:scale_sim", "scale_sim", run="scale-sim"),
     _stage("compare", "compare:compare", "compare"),
     _stage("serve", "serve:serve", "serve", "dream", "engine", "scale", writes_run=False),
     _stage("report", "report:report", locks=False),

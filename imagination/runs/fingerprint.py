@@ -16,7 +16,7 @@ from real_envs.files import read_json
 # run or starts others from it, decide nothing that is made.
 _ASIDE = (
     *("run", "output", "jobs", "logger", "machine_price"),
-    *("devices", "num_nodes", "strategy", "activation_checkpointing", "wait_minutes", "scale"),
+    *("devices", "num_nodes", "strategy", "activation_checkpointing", "wait_minutes", "scale", "scale_sim"),
     *("imports", "rules", "loop", "few_shot", "audit", "compare", "ablation", "listing", "serve", "pretrain"),
 )
 _WHOLE = tuple(f.name for f in fields(Config) if f.name not in _ASIDE)

@@ -6,8 +6,23 @@ happened and ask what to do. Groups are numbered from 0 in the order in which th
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
+
+
+def groups_at_once(most: int, groups: int, max_staleness: int, players: int) -> int:
+    """Groups that a player plays at a time: no more than its even share of those that may have begun.
+
+    Args:
+        most: for which a player has room.
+        groups: of an update.
+
+    Example::
+
+        groups_at_once(8, groups=6, max_staleness=0, players=2)  # 3
+    """
+    return max(1, min(most, math.ceil(groups * (max_staleness + 1) / players)))
 
 
 class Dispatcher:

@@ -10,6 +10,7 @@ import torch
 
 from imagination.runs.models import weights_version
 from imagination.runs.processes import count as processes
+from imagination.scale.dispatch import groups_at_once
 from imagination.scale.player import Player, PlayerData, trained_weights
 from imagination.scale.pool import Group, PlayerLost, PlayerPool, PoolLimits
 from imagination.scale.ray_envs import (
@@ -61,7 +62,8 @@ class RayPlayers:
         self._worlds = worlds
         needs = resources(settings.cpus_per_player, settings.gpus_per_player, settings.gb_per_player)
         actor = ray.remote(max_concurrency=MANY, **needs)(_PlayerActor)
-        at_once = max(1, max(64, session.config.engine.slots) // session.config.train.group_size)
+        train, room = session.config.train, max(64, session.config.engine.slots)
+        at_once = groups_at_once(room // train.group_size, train.groups, train.max_staleness, settings.players)
         self._pool = PlayerPool(
             lambda place: _RayPlayer(ray, lambda name: actor.remote(session, shared, worlds, name), worlds),
             settings.players,

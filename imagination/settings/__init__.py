@@ -27,7 +27,7 @@ from imagination.settings.models import (
     ReflectSettings,
     WorldModelSettings,
 )
-from imagination.settings.scale import ScaleSettings
+from imagination.settings.scale import ScaleSettings, ScaleSimSettings
 from imagination.settings.schema import require
 from imagination.settings.training import ChoiceWeights as ChoiceWeights
 from imagination.settings.training import CriticSettings, LoopSettings, TrainSettings
@@ -70,6 +70,7 @@ class Config:
     policy: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     scale: ScaleSettings = field(default_factory=ScaleSettings)
+    scale_sim: ScaleSimSettings = field(default_factory=ScaleSimSettings)
     reflect: ReflectSettings = field(default_factory=ReflectSettings)
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     clone: CloneSettings = field(default_factory=CloneSettings)

@@ -27,6 +27,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "vllm": ("policy/lm/engines/vllm.py",),
     "httpx": ("policy/lm/engines/openai.py", "real_envs/worlds/servers/agentgym.py", "real_envs/chat_server.py"),
     "ray": ("imagination/scale/",),
+    "simpy": ("imagination/scale/simulation.py",),
     "openenv": ("real_envs/worlds/servers/openenv.py",),
     "diffusers": ("worldmodel/diffusion/sampling.py", "worldmodel/extras/"),
     "lightning": ("imagination/learning/", "imagination/evaluation/monitors/monitor.py"),

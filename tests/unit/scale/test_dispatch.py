@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagination.scale.dispatch import Dispatcher, Lookahead
+from imagination.scale.dispatch import Dispatcher, Lookahead, groups_at_once
+
+
+@pytest.mark.parametrize("players", [1, 2, 3, 6])
+@pytest.mark.parametrize("most", [0, 1])
+def test_no_player_takes_so_many_groups_that_another_has_none(players: int, most: int) -> None:
+    dispatcher, ahead = Dispatcher(), Lookahead(groups=6, max_staleness=most)
+    dispatcher.add(ahead.begin())
+    each = groups_at_once(100, 6, most, players)
+    taken = [sum(dispatcher.next_for(place) is not None for _ in range(each)) for place in range(players)]
+    assert taken == [6 * (most + 1) // players] * players
+    assert groups_at_once(2, 6, most, 1) == 2
+    assert groups_at_once(8, 6, 0, 40) == groups_at_once(0, 6, 0, 2) == 1
 
 
 def test_a_lost_player_gives_its_groups_to_others_before_all_else() -> None:
