@@ -16,6 +16,7 @@ from policy.lm.render import ChatFormat, Tokens
 from real_envs.trajectory import Owner, Trajectory, Turn, same_reward
 from worldmodel.formats.full import DELIMITER, FullObservation, TransitionFormat, episode_tokens, prompt_tokens
 from worldmodel.formats.reasoning import reasoning_of
+from worldmodel.world_model import lines
 
 _Transition = tuple[str, str, str, str, float | None, bool]
 
@@ -186,8 +187,3 @@ def verifiable_reward(metric: Metric, before: str, predicted: Parsed | None, tur
     if metric == "exact":
         return float(predicted[0].strip() == turn.observation.strip())
     return diff_f1(before, predicted[0], turn.observation)
-
-
-def lines(text: str) -> Counter[str]:
-    """How often each line stands in a text, without white space at its ends; empty ones are none."""
-    return Counter(line.strip() for line in text.splitlines() if line.strip())

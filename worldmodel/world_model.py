@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -137,3 +138,8 @@ class WorldModelWrapper(ABC):
 
     def release(self, session: object) -> None:
         self.model.release(session)
+
+
+def lines(text: str) -> Counter[str]:
+    """How often each line stands in a text, without white space at its ends; empty ones are none."""
+    return Counter(line.strip() for line in text.splitlines() if line.strip())

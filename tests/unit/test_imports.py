@@ -6,6 +6,8 @@ The files are read with `ast`, so a lazy import inside a function counts too, an
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -173,6 +175,12 @@ def test_a_planted_breach_is_found(tmp_path: Path, file: str, source: str, token
 )
 def test_what_is_allowed_is_not_reported(tmp_path: Path, file: str, source: str) -> None:
     assert planted(tmp_path, file, source) == []
+
+
+def test_an_import_of_a_log_loads_no_torch() -> None:
+    """It needs 180 MB, and a large log is imported where there is little room."""
+    script = "import sys, imagination.commands.import_logs; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
 
 
 # What is about a whole configuration: its composition, its fingerprint, what opens a run with it, and the commands.

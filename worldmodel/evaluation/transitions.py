@@ -13,8 +13,7 @@ from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.evaluation.calibration import ece, expected_calibration_error, reliability
 from worldmodel.evaluation.intervals import SHARE, Estimate, clusters, estimate, proportion, ratio
-from worldmodel.objective import lines
-from worldmodel.world_model import InvalidReason, Prediction, PredictionInvalid, WorldModel
+from worldmodel.world_model import InvalidReason, Prediction, PredictionInvalid, WorldModel, lines
 
 
 @dataclass(frozen=True, slots=True)
