@@ -5,8 +5,11 @@
 
 Two trainings without players, the second of half as many groups, give what a round of turns and what learning takes.
 From these alone, trainings with players are simulated; then they are run. All trainings play the same dreams, with one
-thread a process. Each is done several times, in turns, and the fastest counts, as other work on the machine only ever
-makes one slower. The first update, in which players load and warm up, does not count.
+thread a process. The first update, in which players load and warm up, does not count.
+
+Other work on the machine makes all of them slower. So the time counts in which neither the learner nor a player (on
+average over the players) stood in the kernel's queue for a core (``run delay`` of ``/proc/<pid>/schedstat``), each
+training is done several times, in turns, and the fastest counts. The time as it was is printed as well.
 
 Prints a line a training and writes ``<out>/scale-simulation.json``.
 """
@@ -19,9 +22,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+
+import psutil
 
 from imagination.commands.experiments.scale_sim import played_as
 from imagination.runs.run_folder import RunFolder
@@ -30,12 +36,13 @@ from imagination.scale.simulation import Workload, simulate
 from tests.benchmarks.measure import arguments
 
 GROUPS, UPDATES = 16, 16
-PLAYERS = [(1, 0), (2, 0), (1, 1), (2, 1)]  # players and max_staleness
+PLAYERS = [(1, 0), (2, 0)]  # players and max_staleness
 
 
 @dataclass(frozen=True)
 class Measured:
-    seconds: float  # an update, without the first
+    seconds: float  # an update, without the first, while no process waited for a core
+    wall: float  # the same as it was
     turns: float  # an update
     pace: float  # turns a second while they are played
     work: Workload
@@ -47,13 +54,36 @@ def trained(source: Path, folder: Path, *words: str) -> Measured:
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("checkpoints", "rollouts.jsonl", "metrics.jsonl"))
     command = ["train", f"run={folder.name}", f"output={folder.parent}", "preset=tiny", "logger=none"]
     command += ["tripwires.enabled=false", f"train.updates={UPDATES}", "train.checkpoint_every=1000", *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", "imagination", *command], check=True, env=environment, capture_output=True)
-    run = RunFolder(folder, 0)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "imagination", *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    run, queued = RunFolder(folder, 0), list[list[float]]()
+    for count in (1, UPDATES):
+        while len(run.metrics("train")) < count and process.poll() is None:
+            time.sleep(0.02)
+        queued.append(seconds_in_queue(process.pid))
+    if process.wait():
+        raise RuntimeError(f"failed: imagine {' '.join(command)}")
+    learner, *players = (after - before for before, after in zip(*queued, strict=True))
     updates = run.metrics("train")
-    seconds = (updates[-1]["time"] - updates[0]["time"]) / (len(updates) - 1)
-    turns = fmean(update["turns"] for update in updates)
-    return Measured(seconds, turns, run.summary["speed"]["turns_per_second"], played_as(folder))
+    wall = updates[-1]["time"] - updates[0]["time"]
+    share = 1 - (learner + (fmean(players) if players else 0.0)) / wall
+    turns, wall = fmean(update["turns"] for update in updates), wall / (UPDATES - 1)
+    return Measured(wall * share, wall, turns, run.summary["speed"]["turns_per_second"] / share, played_as(folder))
+
+
+def seconds_in_queue(pid: int) -> list[float]:
+    """That the busiest thread has waited for a core, of the learner and of each of its players."""
+    learner = psutil.Process(pid)
+    names = {child.pid: (child.cmdline() or [""])[0] for child in learner.children(recursive=True)}
+    waited = []
+    for process in [pid, *sorted(child for child, name in names.items() if name.startswith("ray::_PlayerActor"))]:
+        threads = [path.read_text().split() for path in Path(f"/proc/{process}/task").glob("*/schedstat")]
+        waited.append(max((int(computed), int(queue)) for computed, queue, _ in threads)[1] / 1e9)
+    return waited
 
 
 def workload(whole: Measured, half: Measured) -> Workload:
@@ -81,7 +111,9 @@ def main() -> int:
         for _ in range(1 if options.quick else options.times):
             for name, (groups, words) in designs.items():
                 measured = trained(options.run, Path(scratch) / "run", f"train.groups={groups}", *words.split())
-                print(f"{name}: {measured.seconds:.3f} s, {measured.pace:.0f} turns/s", flush=True)
+                print(
+                    f"{name}: {measured.seconds:.3f} s ({measured.wall:.3f}), {measured.pace:.0f} turns/s", flush=True
+                )
                 best[name] = min(measured, best.get(name, measured), key=lambda m: m.seconds)
     work, rows = workload(best["whole"], best["half"]), []
     for players, most in PLAYERS:

@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from imagination.commands.experiments.arms import markdown, write_results
 from imagination.report.plots import DREAM, EXPERT, GRID, INK, MUTED, REAL, STYLE
@@ -176,7 +177,7 @@ def sweep(s: ScaleSimSettings, machines: Sequence[Machines], max_staleness: int,
         tokens = outcome.turns * m.turn_tokens + m.work.groups * m.work.group_size * m.start_tokens
         rows.append(
             {"players": m.players, "gpus": m.gpus, "tokens_per_second": tokens / outcome.seconds}
-            | asdict(outcome)
+            | {**asdict(outcome), "staleness": dict(sorted(outcome.staleness.items()))}
             | {"moved_bytes": m.moved_bytes, "price": m.gpus * s.gpu_price * outcome.seconds / 3600}
         )
     poor = (k for k, (a, b) in enumerate(pairwise(rows)) if _gain(a, b) < math.sqrt(b["players"] / a["players"]))
@@ -225,6 +226,7 @@ def draw(designs: Sequence[Mapping[str, Any]], target: Path) -> None:
     """Tokens a second over players, a panel for each model and link, a line for each bound of staleness; a mark where a
     design stops scaling says what it waits for."""
     sizes, links = ([*dict.fromkeys(d[key] for d in designs)] for key in ("parameters", "link"))
+    players = [row["players"] for row in designs[0]["rows"]]
     stalenesses = [*dict.fromkeys(d["max_staleness"] for d in designs)]
     colours = {most: matplotlib.colors.to_hex((0.0, 0.41, 0.66, 0.45 + 0.55 * most / max(stalenesses[-1], 1)), True)
                for most in stalenesses} | {0: _INKS[REAL]}  # fmt: skip
@@ -241,11 +243,29 @@ def draw(designs: Sequence[Mapping[str, Any]], target: Path) -> None:
         for line, link in enumerate(links):
             for column, size in enumerate(sizes):
                 name = "NVLink, 900 GB/s" if link == 7200 else f"{link:g} Gbit/s"
-                panels[line][column].set_title(f"{size:g} billion, {name}", loc="left", fontsize=11, color=_INKS[MUTED])
-        figure.supxlabel("players", color=_INKS[MUTED], fontsize=11)
-        figure.suptitle("Tokens learned from a second, and what an update waits for where players stop helping",
+                axes = panels[line][column]
+                axes.xaxis.set_major_locator(FixedLocator(players))
+                axes.set_xticklabels([f"{p:,}" for p in players], fontsize=9)
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.yaxis.set_major_formatter(FuncFormatter(_short))
+                axes.yaxis.set_minor_formatter(NullFormatter())
+                axes.xaxis.set_minor_locator(NullLocator())
+                axes.set_title(f"{size:g} billion, {name}", loc="left", fontsize=11, color=_INKS[MUTED])
+        for axes in panels[-1]:
+            axes.set_xlabel("players")
+        figure.suptitle("Tokens a second; marks: what an update waits for beyond",
                         x=0.01, ha="left", fontsize=12)  # fmt: skip
         keys = [Line2D([], [], color=c, label=f"staleness {m}" if m else "synchronous") for m, c in colours.items()]
         keys += [Line2D([], [], ls="", marker=m, color=_INKS[INK], label=name) for name, m in _MARKERS.items()]
-        figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=10)
+        figure.legend(
+            handles=keys, loc="outside lower center", ncols=min(len(keys), 2 * len(sizes)), frameon=False, fontsize=10
+        )
         figure.savefig(target, dpi=110, facecolor="white")
+
+
+def _short(number: float, _: int = 0) -> str:
+    """``20k``: as ticks of tens of powers want TeX, which the style does not read."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:g}{unit}"
+    return f"{number:g}"
