@@ -23,11 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-
-import psutil
 
 from imagination.commands.experiments.scale_sim import played_as
 from imagination.runs.run_folder import RunFolder
@@ -77,13 +76,28 @@ def trained(source: Path, folder: Path, *words: str) -> Measured:
 
 def seconds_in_queue(pid: int) -> list[float]:
     """That the busiest thread has waited for a core, of the learner and of each of its players."""
-    learner = psutil.Process(pid)
-    names = {child.pid: (child.cmdline() or [""])[0] for child in learner.children(recursive=True)}
     waited = []
-    for process in [pid, *sorted(child for child, name in names.items() if name.startswith("ray::_PlayerActor"))]:
+    for process in [pid, *sorted(p for p in descendants(pid) if called(p).startswith("ray::_PlayerActor"))]:
         threads = [path.read_text().split() for path in Path(f"/proc/{process}/task").glob("*/schedstat")]
         waited.append(max((int(computed), int(queue)) for computed, queue, _ in threads)[1] / 1e9)
     return waited
+
+
+def descendants(pid: int) -> list[int]:
+    parents = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it is gone meanwhile
+            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
+    below = [pid]
+    for process in below:  # which grows
+        below += [child for child, parent in parents.items() if parent == process]
+    return below[1:]
+
+
+def called(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 def workload(whole: Measured, half: Measured) -> Workload:
