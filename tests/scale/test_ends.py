@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.scale.trained import Trained, Trainings
 from tests.support.corridor_world import requests
-from tests.support.processes import below
+from tests.support.processes import alive, below
 
 SECONDS = 30.0
 SCALED = ("scale=ray", "scale.players=2", "train.updates=1000")
@@ -43,34 +45,45 @@ sys.exit(code)
 """
 
 
-def left(folders: set[Path], pids: set[int]) -> list[str]:
-    """Processes and what they hold: of the training or in a session with one of them; folders; shared memory."""
-    found = [f"{pid}" for pid in pids if Path(f"/proc/{pid}/stat").exists()]
-    found += [str(path) for path in folders if path.exists()]
-    for maps in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            text = maps.read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        found += [f"{maps.parent.name} of {folder}" for folder in folders if str(folder) in text]
+def held(pids: set[int]) -> set[Path]:
+    """Folders of Ray that processes were started with, and shared memory that they map."""
+    texts = [title(pid) for pid in pids]
+    for pid in pids:
+        with suppress(OSError):
+            texts.append(Path(f"/proc/{pid}/maps").read_text())
+    return {Path(path) for text in texts for path in re.findall(r"/tmp/ray[^/\s]*|/dev/shm/[^/\s]+", text)}
+
+
+def left(pids: set[int], things: set[Path]) -> list[str]:
+    """Those that are still there, and processes that were started with one of the folders in their environment."""
+    found = [title(pid) or str(pid) for pid in pids if alive(pid)]
+    found += [str(path) for path in things if path.exists()]
+    folders = [str(path).encode() for path in things if path.parts[1] == "tmp"]
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if any(folder in environment.read_bytes() for folder in folders):
+                found.append(title(int(environment.parent.name)))
     return found
 
 
-def ray_things() -> set[Path]:
-    return {*Path("/dev/shm").iterdir(), *Path("/tmp").glob("ray-*"), *Path("/tmp/ray").glob("session_2*")}
+def title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
 
 
 @pytest.mark.scale
 @pytest.mark.parametrize("end", ["Ctrl-C", "Ctrl-C of the group", "kill", "kill while a player hangs", "learner"])
 def test_nothing_is_left_of_ray(trainings: Trainings, run_name: str, end: str) -> None:
-    before = ray_things()
     done = trainings.copy(run_name, seconds=0.02)
     process = trainings.start(done, *SCALED, python=("-c", FAILS) if end == "learner" else ("-m", "imagination"))
     while requests(done.journal)["step"] < 40:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
-    family, new = set(below(process.pid)), ray_things() - before
-    assert len(family) > 5, "no Ray at work"
+    family = set(below(process.pid))
+    things = held(family)
+    assert {path.parts[1] for path in things} == {"tmp", "dev"}, "no Ray at work"
     titles = {pid: title(pid) for pid in family}
     assert any("Player" in text for text in titles.values())
     if "hangs" in end:
@@ -85,18 +98,11 @@ def test_nothing_is_left_of_ray(trainings: Trainings, run_name: str, end: str) -
     begun = time.monotonic()
     process.communicate(timeout=120 if end == "learner" else SECONDS)
     begun = time.monotonic() if end == "learner" else begun
-    while (things := left(new, family)) and time.monotonic() - begun < SECONDS:
+    while (still := left(family, things)) and time.monotonic() - begun < SECONDS:
         time.sleep(0.2)
     print(f"{end}: nothing left after {time.monotonic() - begun:.1f} s, exit code {process.returncode}")
-    assert not things, [titles.get(int(thing), thing) if thing.isdigit() else thing for thing in things]
+    assert not still
     assert process.returncode != 0
-
-
-def title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")[:200]
-    except OSError:
-        return ""
 
 
 def test_a_training_in_one_process_imports_nothing_of_ray(trainings: Trainings, run_name: str) -> None:
