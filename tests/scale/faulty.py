@@ -17,6 +17,8 @@ from real_envs.trajectory import Trajectory
 
 FAULTS = "faults"  # folder of a run: each file is taken by one player, and is its fault
 
+HOG = 64  # times 64 MiB: others live on this machine, too
+
 
 class FaultyPlayer(_PlayerActor):
     def __init__(self, session: Session, data: PlayerData, worlds: Sequence[Any], name: str) -> None:
@@ -31,8 +33,9 @@ class FaultyPlayer(_PlayerActor):
         if self._takes("error"):
             raise ZeroDivisionError("a mistake")
         while self._takes("memory") or self._hog:
-            self._hog.append(bytearray(os.urandom(1 << 20) * 64))
-            await asyncio.sleep(0.01)
+            if len(self._hog) < HOG:
+                self._hog.append(bytearray(os.urandom(1 << 20) * 64))
+            await asyncio.sleep(0.1)
         if self._takes("slow"):
             self._seconds = 2.0
         played = await super().play(group)
