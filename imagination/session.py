@@ -29,6 +29,7 @@ from worldmodel.diffusion.engine import DiffusionWorldModel, check_trained
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.formats.full import TransitionFormat
 from worldmodel.goal import GoalWorldModel
+from worldmodel.known_rewards import KnownRewardsWorldModel, paid_actions
 from worldmodel.rules.invariants import OUTCOME
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.world_model import RuledWorldModel
@@ -143,7 +144,9 @@ class Session:
             if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
                 rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
             model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
-        return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
+        if settings.goal.declared:
+            return GoalWorldModel(model, settings.goal)
+        return KnownRewardsWorldModel(model, paid_actions(log)) if config.dream.known_rewards else model
 
     def _served(self, folder: Path, form: TransitionFormat, temperature: float) -> TextWorldModel:
         """The model of a server, read and written by the tokenizer of ``folder``."""

@@ -28,7 +28,7 @@ class Prediction:
     # there is one model only
     disagreement: float | None = None
     # who decided reward and end: the model, a declared goal (see ``GoalWorldModel``), or a rule
-    outcome_by: Literal["model", "predicate", "rule"] = "model"
+    outcome_by: Literal["model", "predicate", "rule", "log"] = "model"
     # what the model wrote before the prediction, for people to read; ``None`` where it does not reason. Both
     # confidences are conditional on it, and do not include its own probability.
     reasoning: str | None = None

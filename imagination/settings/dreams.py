@@ -30,6 +30,8 @@ class DreamSettings:
     #: least calibrated probability that a whole predicted turn is right, the disagreement of an ensemble included
     #: (calibration.json); 0 uses the confidences alone
     min_probability: float = 0.0
+    #: in a task of which the log has rewards, only actions that were paid there are paid in dreams
+    known_rewards: bool = False
     max_tokens: int = 192  #: of a prediction
     on_doubt: Literal["truncate", "downweight", "branch"] = "truncate"  #: what a turn below the thresholds does
     min_weight: float = 0.05  #: least weight of a token (downweight)
