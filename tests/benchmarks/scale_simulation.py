@@ -34,7 +34,7 @@ from imagination.scale.dispatch import groups_at_once
 from imagination.scale.simulation import Workload, simulate
 from tests.benchmarks.measure import arguments
 
-GROUPS, UPDATES = 16, 16
+GROUPS, UPDATES = 48, 10
 PLAYERS = [(1, 0), (2, 0)]  # players and max_staleness
 
 
@@ -44,6 +44,7 @@ class Measured:
     wall: float  # the same as it was
     turns: float  # an update
     pace: float  # turns a second while they are played
+    busy: float  # share of the time of its players
     work: Workload
 
 
@@ -71,7 +72,9 @@ def trained(source: Path, folder: Path, *words: str) -> Measured:
     wall = updates[-1]["time"] - updates[0]["time"]
     share = 1 - (learner + (fmean(players) if players else 0.0)) / wall
     turns, wall = fmean(update["turns"] for update in updates), wall / (UPDATES - 1)
-    return Measured(wall * share, wall, turns, run.summary["speed"]["turns_per_second"] / share, played_as(folder))
+    speed = run.summary["speed"]
+    busy = speed.get("players_busy", 1.0)
+    return Measured(wall * share, wall, turns, speed["turns_per_second"] / share, busy, played_as(folder))
 
 
 def seconds_in_queue(pid: int) -> list[float]:
@@ -126,7 +129,8 @@ def main() -> int:
             for name, (groups, words) in designs.items():
                 measured = trained(options.run, Path(scratch) / "run", f"train.groups={groups}", *words.split())
                 print(
-                    f"{name}: {measured.seconds:.3f} s ({measured.wall:.3f}), {measured.pace:.0f} turns/s", flush=True
+                    f"{name}: {measured.seconds:.3f} s ({measured.wall:.3f}), {measured.pace:.0f} turns/s, busy {measured.busy:.2f}",
+                    flush=True,
                 )
                 best[name] = min(measured, best.get(name, measured), key=lambda m: m.seconds)
     work, rows = workload(best["whole"], best["half"]), []
