@@ -128,10 +128,8 @@ def main() -> int:
         for _ in range(1 if options.quick else options.times):
             for name, (groups, words) in designs.items():
                 measured = trained(options.run, Path(scratch) / "run", f"train.groups={groups}", *words.split())
-                print(
-                    f"{name}: {measured.seconds:.3f} s ({measured.wall:.3f}), {measured.pace:.0f} turns/s, busy {measured.busy:.2f}",
-                    flush=True,
-                )
+                line = f"{measured.seconds:.3f} s ({measured.wall:.3f}), {measured.pace:.0f} turns/s"
+                print(f"{name}: {line}, players busy {measured.busy:.2f}", flush=True)
                 best[name] = min(measured, best.get(name, measured), key=lambda m: m.seconds)
     work, rows = workload(best["whole"], best["half"]), []
     for players, most in PLAYERS:
