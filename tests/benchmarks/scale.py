@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import statistics
 import time
@@ -20,7 +21,7 @@ from imagination.commands.train import train
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from tests.support.corridor_world import CorridorSettings, CorridorWorld, register
-from tests.support.killing import metrics_of, summary_of
+from tests.support.killing import summary_of
 from tests.support.tiny import write_log
 
 SIZES = "{hidden: 32, layers: 2, heads: 2, kv_heads: 2, mlp: 64, context: 256}"
@@ -40,7 +41,8 @@ def config(seed: int, *words: str) -> Config:
 
 def trained(folder: Path, seed: int, most: int, words: list[str]) -> dict[str, Any]:
     train(config(seed, f"train.max_staleness={most}", *words), folder)
-    lines = metrics_of(folder, "train")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["stage"] == "train"]
     success = [line.get("real_success") for line in lines]
     return {"success": success, "summary": summary_of(folder), "lines": lines}
 

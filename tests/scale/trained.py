@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,10 +88,12 @@ class Trainings:
     def start(self, done: Trained, *words: str, python: Sequence[str] = ("-m", "imagination")) -> subprocess.Popen[str]:
         """``imagine train`` in a process of its own, which leads a group."""
         command = [sys.executable, *python, "train", *WORDS, *words, f"run={done.run.name}", f"output={self.place}"]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, text=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
+        weakref.finalize(self, process.kill)  # where its test failed
+        return process
 
 
 def _nothing(done: int, total: int) -> None: ...
