@@ -144,9 +144,7 @@ class Session:
             if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
                 rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
             model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
-        if settings.goal.declared:
-            return GoalWorldModel(model, settings.goal)
-        return KnownRewardsWorldModel(model, paid_actions(log)) if config.dream.known_rewards else model
+        return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
 
     def _served(self, folder: Path, form: TransitionFormat, temperature: float) -> TextWorldModel:
         """The model of a server, read and written by the tokenizer of ``folder``."""
@@ -181,6 +179,8 @@ class Session:
         """Makes environments that dream from ``starts``, as training does: with probabilities where they are known."""
         calibration = Calibration.load(self.run.model("worldmodel"))
         guard = self.guard(ends=self.config.dream.on_doubt != "downweight")
+        if self.config.dream.known_rewards:
+            model = KnownRewardsWorldModel(model, paid_actions(self.config.worldmodel.goal.relabel_log(self.log.train)))
         return lambda: DreamEnv(model, starts, guard, calibration)
 
     # the policy

@@ -17,6 +17,7 @@ from typing import Any
 
 from imagination.scale.dispatch import Dispatcher, Lookahead
 from imagination.settings import UserError
+from real_envs.seeding import derive_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def simulate(
         import simpy
     except ModuleNotFoundError as error:
         raise UserError("scale-sim needs the package simpy: pip install 'imagination[scale]'") from error
-    run = _Run(simpy, work, players, at_once, max_staleness, random.Random(seed))
+    run = _Run(simpy, work, players, at_once, max_staleness, random.Random(derive_seed("scale-sim", seed)))
     learner = run.env.process(run.learn(updates + max_staleness + 2, max_staleness + 2))
     run.env.run(until=learner)
     elapsed = run.env.now - run.begun

@@ -100,7 +100,8 @@ def assert_same(dreamed: Trajectory, real: Trajectory) -> None:
 
     def told(t: Trajectory) -> Trajectory:
         turns = tuple(replace(turn, info={}) for turn in t.turns)
-        return replace(t, source=Source.REAL, world_model_version=None, turns=turns)
+        trace = t.trace and replace(t.trace, versions=())  # the engine's weights were set again in between
+        return replace(t, source=Source.REAL, world_model_version=None, turns=turns, trace=trace)
 
     assert told(dreamed) == told(real)  # trace included: ids, owners, log-probs, turns
     assert (dreamed.source, dreamed.world_model_version) == (Source.DREAM, "oracle")

@@ -40,18 +40,18 @@ def imagine(words: Sequence[str], folder: Path, *path: Path) -> subprocess.Compl
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"),
-    [("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"), ("time.sleep(600)", "wait_minutes")],
+    ("fault", "minutes", "reason"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", 5, "SIGKILL"), ("time.sleep(600)", 0.1, "wait_minutes")],
     ids=["dies", "hangs"],
 )
 def test_a_process_that_is_gone_ends_the_others_in_a_line_that_names_it(
-    tmp_path: Path, fault: str, reason: str
+    tmp_path: Path, fault: str, minutes: float, reason: str
 ) -> None:
     write_log(tmp_path / "run")
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(BROKEN.format(fault=fault))
     begin = time.monotonic()
-    words = ["fit-world-model", *WORDS, "fit.steps=5", "devices=2", "strategy=fsdp2", "wait_minutes=0.1"]
+    words = ["fit-world-model", *WORDS, "fit.steps=5", "devices=2", "strategy=fsdp2", f"wait_minutes={minutes}"]
     done = imagine(words, tmp_path / "run", tmp_path / "hook")
     assert time.monotonic() - begin < 120
     assert done.returncode == 2
