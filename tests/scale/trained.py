@@ -6,12 +6,14 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,8 @@ class Trainings:
         process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, text=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            # a shell that has put the tests in the background has made all of them deaf to SIGINT
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         weakref.finalize(self, process.kill)  # where its test failed
         return process
