@@ -32,10 +32,12 @@ class FaultyPlayer(_PlayerActor):
             return ["nonsense"]  # type: ignore[list-item]
         if self._takes("error"):
             raise ZeroDivisionError("a mistake")
-        while self._takes("memory") or self._hog:
-            if len(self._hog) < HOG:
+        if self._takes("memory"):
+            for _ in range(HOG):
                 self._hog.append(bytearray(os.urandom(1 << 20) * 64))
-            await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(20)
+            raise RuntimeError("nobody ended it")
         if self._takes("slow"):
             self._seconds = 2.0
         played = await super().play(group)

@@ -64,8 +64,9 @@ def test_a_player_that_takes_all_memory_is_replaced(
     done = trainings.copy(run_name)
     plant(done.run, "memory")
     share = (used + 2.5 * GIB) / total
-    system = {"memory_usage_threshold": share, "memory_monitor_refresh_ms": 100}
-    with cluster((0, 3), _system_config=system) as machines:
+    monkeypatch.setenv("RAY_memory_usage_threshold", str(share))
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    with cluster((0, 3)) as machines:
         trainings.run(done, "scale=ray", "train.real_share=0", "scale.players=1", f"scale.address={machines.address}")
     assert not (done.run / FAULTS / "memory").exists()
     assert_same_training(done, undisturbed("train.real_share=0"))
