@@ -78,8 +78,10 @@ def disconnect(ray: Any) -> None:
 
 
 # Ray leaves its folder with sockets and logs and, where it was killed, processes. The end of its input starts this.
+# Some of them put a title in place of their environment, and of the mark in it: these have logs open in the folder.
 _REAPER = """
-import shutil, sys, time
+import glob, os, shutil, signal, sys, time
+from contextlib import suppress
 package, folder, mark = sys.argv[1:]
 sys.path.insert(0, package)
 from real_envs.process_guard import end_marked, marked
@@ -88,6 +90,10 @@ until = time.monotonic() + 10
 while marked(mark) and time.monotonic() < until:
     time.sleep(0.1)
 end_marked(mark)
+for link in glob.glob("/proc/[0-9]*/fd/*"):
+    with suppress(OSError):
+        if os.readlink(link).startswith(folder + "/"):
+            os.kill(int(link.split("/")[2]), signal.SIGKILL)
 shutil.rmtree(folder, ignore_errors=True)
 """
 _REAPERS: list[subprocess.Popen[bytes]] = []
