@@ -82,7 +82,7 @@ def disconnect(ray: Any) -> None:
 _REAPER = """
 import glob, os, shutil, signal, sys, time
 from contextlib import suppress
-package, folder, mark = sys.argv[1:]
+package, folder, mark, owner = sys.argv[1:]
 sys.path.insert(0, package)
 from real_envs.process_guard import end_marked, marked
 sys.stdin.read()
@@ -92,8 +92,9 @@ while marked(mark) and time.monotonic() < until:
 end_marked(mark)
 for link in glob.glob("/proc/[0-9]*/fd/*"):
     with suppress(OSError):
-        if os.readlink(link).startswith(folder + "/"):
-            os.kill(int(link.split("/")[2]), signal.SIGKILL)
+        pid = link.split("/")[2]
+        if pid != owner and os.readlink(link).startswith(folder + "/"):
+            os.kill(int(pid), signal.SIGKILL)
 shutil.rmtree(folder, ignore_errors=True)
 """
 _REAPERS: list[subprocess.Popen[bytes]] = []
@@ -103,7 +104,8 @@ _REAPERS: list[subprocess.Popen[bytes]] = []
 def _reaped() -> Iterator[str]:
     """A folder for a cluster that is started within: it goes with all processes when this one ends, however it ends."""
     folder, mark = tempfile.mkdtemp(prefix="ray-", dir="/tmp"), secrets.token_hex(8)  # sockets want short paths
-    command = [sys.executable, "-I", "-S", "-c", _REAPER, str(Path(process_guard.__file__).parents[1]), folder, mark]
+    package, owner = str(Path(process_guard.__file__).parents[1]), str(os.getpid())
+    command = [sys.executable, "-I", "-S", "-c", _REAPER, package, folder, mark, owner]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
     _REAPERS.append(process)
