@@ -7,6 +7,7 @@ Gradients are sums over processes, see ``processes.sum_gradients``. All processe
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -18,6 +19,9 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed import checkpoint as shards
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -26,6 +30,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from imagination.runs.processes import count, rank
 from imagination.runs.run_folder import RunFolder
+from imagination.settings import UserError
 from policy.lm.forward import decoder, packs
 
 Compute = Callable[[Callable[[], Any]], Any]  # calls a function whose passes read sharded weights
@@ -114,6 +119,68 @@ def gather(sharded: nn.Module, plain: nn.Module) -> None:
             target.copy_(whole(source))
 
 
+# What the list of the tensors in such a folder is made of. It is a pickle, which otherwise could name any function.
+_LISTED = {
+    "pathlib": {"Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
+    "torch": {
+        "Size",
+        *(str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if type(dtype) is torch.dtype),
+    },
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
+        *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+    },
+}
+
+
+class _Listing(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _LISTED.get(module, ()):
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+class _Reader(shards.FileSystemReader):
+    """Torch's, which would run what a list of tensors names."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(self.path) / ".metadata"
+        try:
+            with path.open("rb") as file:
+                metadata = _Listing(file).load()
+        except (pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
+            raise UserError(f"{path} is no list of a training state: {error}") from error
+        if not isinstance(metadata, Metadata):
+            raise UserError(f"{path} is no list of a training state: it holds a {type(metadata).__name__}")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Planner(shards.DefaultLoadPlanner):
+    """Torch's, which would run what stands in place of a number."""
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        torch.load(value, weights_only=True)  # raises where it is more than numbers, texts and tensors
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+
+def load_shards(state: dict[str, Any], folder: Path) -> None:
+    """Fills ``state`` with what ``save_checkpoint`` wrote, whoever edited it since; all processes take part.
+
+    Raises:
+        UserError: a part of it is damaged, or names what is none.
+    """
+    try:
+        shards.load(state, storage_reader=_Reader(folder), planner=_Planner())
+    except CheckpointException as error:
+        reasons = {str(reason).partition("\n")[0] for reason, _ in error.failures.values()}
+        raise UserError(f"{folder} cannot be read: {'; '.join(sorted(reasons))}") from error
+
+
 class Gathering(Callback):
     """Keeps the plain model as the sharded one is, from update to update."""
 
@@ -159,7 +226,7 @@ class ShardedStrategy(ModelParallelStrategy):
         path = Path(self.broadcast(checkpoint_path))
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         parts, state = self._state()
-        shards.load(state, checkpoint_id=path.with_name(checkpoint["shards"]))
+        load_shards(state, path.with_name(checkpoint["shards"]))
         assert self.model is not None
         set_state_dict(self.model, parts, model_state_dict=state["model"], optim_state_dict=state["optimizers"])
         for optimizer in self.optimizers:

@@ -17,8 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch.distributed import checkpoint as shards
 
 from imagination.cli import main
+from imagination.learning.sharding import load_shards
 from imagination.runs.lifecycle import resume_from
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
@@ -124,6 +126,23 @@ def test_pickles_in_place_of_weights_and_of_a_training_state_are_not_opened(
     run.training_state("train").parent.mkdir()
     write({"settings": "", "steps_done": 3, "a": Planted(trace)}, run.training_state("train"))
     refused(lambda: resume_from(run, "train"), "train.ckpt")
+
+
+@pytest.mark.parametrize("place", ["list", "value"])
+def test_a_sharded_training_state_runs_nothing(tmp_path: Path, trace: Path, place: str) -> None:
+    """Its list of tensors is a pickle, and so is what stands in place of a number."""
+    folder = tmp_path / "train.4.shards"
+    good: dict[str, Any] = {"weights": torch.ones(3), "lr": 0.5}
+    shards.save(good, checkpoint_id=folder)
+    state: dict[str, Any] = {"weights": torch.zeros(3), "lr": 0.0}
+    load_shards(state, folder)
+    assert (state["weights"].tolist(), state["lr"]) == ([1.0, 1.0, 1.0], 0.5)
+    if place == "list":
+        (folder / ".metadata").write_bytes(pickle.dumps(Planted(trace)))
+    else:
+        shards.save({"weights": torch.ones(3), "lr": Planted(trace)}, checkpoint_id=folder)
+    with pytest.raises(UserError, match=r"train\.4\.shards"):
+        load_shards(state, folder)
 
 
 @pytest.mark.parametrize(
