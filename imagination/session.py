@@ -29,7 +29,7 @@ from worldmodel.diffusion.engine import DiffusionWorldModel, check_trained
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.formats.full import TransitionFormat
 from worldmodel.goal import GoalWorldModel
-from worldmodel.known_rewards import KnownRewardsWorldModel, paid_actions
+from worldmodel.known_rewards import KnownRewardsWorldModel, rewarded_actions
 from worldmodel.rules.invariants import OUTCOME
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.world_model import RuledWorldModel
@@ -180,7 +180,9 @@ class Session:
         calibration = Calibration.load(self.run.model("worldmodel"))
         guard = self.guard(ends=self.config.dream.on_doubt != "downweight")
         if self.config.dream.known_rewards:
-            model = KnownRewardsWorldModel(model, paid_actions(self.config.worldmodel.goal.relabel_log(self.log.train)))
+            model = KnownRewardsWorldModel(
+                model, rewarded_actions(self.config.worldmodel.goal.relabel_log(self.log.train))
+            )
         return lambda: DreamEnv(model, starts, guard, calibration)
 
     # the policy

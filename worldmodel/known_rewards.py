@@ -14,16 +14,16 @@ from real_envs.trajectory import Trajectory, Turn
 from worldmodel.world_model import LanguageWorldModel, Prediction, PredictionInvalid, WorldModelWrapper
 
 
-def paid_actions(log: Sequence[Trajectory]) -> dict[str, frozenset[str]]:
+def rewarded_actions(log: Sequence[Trajectory]) -> dict[str, frozenset[str]]:
     """The actions that earned something, by the text that their episodes begin with; tasks in which nothing was earned
     are left out, as little is known of them.
     """
-    paid: dict[str, set[str]] = {}
+    rewarded: dict[str, set[str]] = {}
     for episode in log:
         for turn in episode.turns:
             if turn.reward is not None and turn.reward > 0:
-                paid.setdefault(episode.start, set()).add(turn.action)
-    return {start: frozenset(actions) for start, actions in paid.items()}
+                rewarded.setdefault(episode.start, set()).add(turn.action)
+    return {start: frozenset(actions) for start, actions in rewarded.items()}
 
 
 class KnownRewardsWorldModel(WorldModelWrapper):
@@ -32,25 +32,25 @@ class KnownRewardsWorldModel(WorldModelWrapper):
     A prediction that pays for another action is sampled again; one that pays each time pays nothing.
 
     Args:
-        paid: see ``paid_actions``; other tasks are dreamed as they were.
+        rewarded: see ``rewarded_actions``; other tasks are dreamed as they were.
         resamples: how often at most.
     """
 
-    def __init__(self, model: LanguageWorldModel, paid: Mapping[str, frozenset[str]], resamples: int = 4) -> None:
+    def __init__(self, model: LanguageWorldModel, rewarded: Mapping[str, frozenset[str]], resamples: int = 4) -> None:
         super().__init__(model)
-        self.paid, self.resamples = paid, resamples
+        self.rewarded, self.resamples = rewarded, resamples
         self.version = f"{model.version}+rewards"
         self._sampled = model.at_temperature(1.0) if model.temperature == 0 else model
 
     def around(self, model: LanguageWorldModel) -> KnownRewardsWorldModel:
-        return KnownRewardsWorldModel(model, self.paid, self.resamples)
+        return KnownRewardsWorldModel(model, self.rewarded, self.resamples)
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
     ) -> Prediction:
         predicted = await self.model.predict(start, history, action, seed, session)
-        paid = self.paid.get(start)
-        if paid is None or action in paid or predicted.reward <= 0:
+        rewarded = self.rewarded.get(start)
+        if rewarded is None or action in rewarded or predicted.reward <= 0:
             return predicted
         for k in range(self.resamples):
             try:

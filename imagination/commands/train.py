@@ -257,9 +257,9 @@ def _worlds(
         return [RolloutEnvironment(_nowhere, Source.DREAM, None, 0), *worlds]
     model = session.world_model(data.known)
     make_env = session.dreams(model, data.starts)
-    unsharded = max(64, session.config.engine.slots)
+    at_once = max(64, session.config.engine.slots)
     return [
-        RolloutEnvironment(make_env, Source.DREAM, model.version, unsharded, model.engines, session.solved_at),
+        RolloutEnvironment(make_env, Source.DREAM, model.version, at_once, model.engines, session.solved_at),
         *worlds,
     ]
 

@@ -256,6 +256,8 @@ class ExperienceCollector:
         self.seconds += time.perf_counter() - begun
         self._count(episodes)
         beside = [t for t in episodes if t.source is not self.world.source]
+        if self.recorded is not None:
+            beside = asyncio.run(self._real_groups(index, longest_turns(self.plan.dream, index)))
         return [t for t in episodes if t.source is self.world.source], beside, metrics
 
     def _groups_of(self, index: int) -> list[Group]:
@@ -263,10 +265,8 @@ class ExperienceCollector:
         longest, first = longest_turns(self.plan.dream, index), self._first_groups(index)
         rng = random.Random(derive_seed("starts", self.plan.seed, index))
         groups = self._in_groups(self._episodes(index, rng, 0, first, self.plan.dream.branch), longest, self.world)
-        if first < self.plan.train.groups:
-            rng, real = random.Random(derive_seed("starts", self.plan.seed, index)), self.worlds[1]
-            episodes = self._episodes(index, rng, first, self.plan.train.groups - first, 0.0, real)
-            groups += self._in_groups(episodes, longest, real)
+        if first < self.plan.train.groups and len(self.worlds) > 1:
+            groups += self._in_groups(self._real_episodes(index), longest, self.worlds[1])
         return groups
 
     def _in_groups(self, episodes: Sequence[Episode], longest: int, world: RolloutEnvironment) -> list[Group]:
@@ -276,9 +276,10 @@ class ExperienceCollector:
 
     def _refresh(self, index: int) -> None:
         """The policy plays as it is now, and nothing depends on what was played before."""
-        self.policy_version = weights_version(self.model)
-        if self.players is not None:
-            self.players.publish(index, self.model, wait=not self.plan.train.max_staleness)
+        if self.players is None:
+            self.policy_version = weights_version(self.model)
+        else:
+            self.policy_version = self.players.publish(index, self.model, wait=not self.plan.train.max_staleness)
         engines = [self.agent.engine, *([self.agent_beside.engine] if self.agent_beside is not None else [])]
         for engine in {id(e): e for e in engines}.values():
             engine.update_weights()
@@ -313,8 +314,12 @@ class ExperienceCollector:
             return self.recorded.deal(sum(real_groups(k, self.plan.train) for k in range(index)), groups)
         if not groups or len(self.worlds) == 1:
             return []
-        real, rng = self.worlds[1], random.Random(derive_seed("starts", self.plan.seed, index))
-        return await self._play(self._episodes(index, rng, first, groups, 0.0, real), longest, real)
+        return await self._play(self._real_episodes(index), longest, self.worlds[1])
+
+    def _real_episodes(self, index: int) -> list[Episode]:
+        """What an update plays in the real world beside."""
+        first, rng = self._first_groups(index), random.Random(derive_seed("starts", self.plan.seed, index))
+        return self._episodes(index, rng, first, self.plan.train.groups - first, 0.0, self.worlds[1])
 
     def _shaping(self, longest: int) -> RewardShaping:
         """What turns earn under the settings, in episodes of at most ``longest`` turns."""

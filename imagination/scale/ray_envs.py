@@ -29,6 +29,7 @@ from real_envs.trajectory import Observation, StopReason
 from real_envs.worker_pool import PoolStats, count_apart
 
 MANY = 10_000  # coroutines of an actor at a time
+_LOOPBACK = "127.0.0.1"
 _CLIENT_LOST = "its client is lost"
 
 
@@ -64,7 +65,8 @@ def connect(settings: ScaleSettings, cpus: float, log: bool = False) -> Any:
             ray.init(address, **quiet)
         else:
             with _reaped() as folder:
-                ray.init(num_cpus=max(cores(), math.ceil(cpus)), _temp_dir=folder, **quiet)
+                # whoever reaches the ports of Ray runs code here
+                ray.init(num_cpus=max(cores(), math.ceil(cpus)), _temp_dir=folder, _node_ip_address=_LOOPBACK, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(f"no cluster of Ray at {address or 'this machine'}: {error}") from error
     return ray

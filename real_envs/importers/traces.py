@@ -28,7 +28,9 @@ from real_envs.importers.spans import MODEL, SUB_AGENT, TOOL, TRACE, Span, produ
 from real_envs.importers.tables import PARQUET, parquet_records
 from real_envs.store.codec import FieldError
 
-Said = list[tuple[str, str]]  # who speaks, and what: without system prompts, and the agent's messages in a row as one
+Utterances = list[
+    tuple[str, str]
+]  # who speaks, and what: without system prompts, and the agent's messages in a row as one
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +39,7 @@ class Chain:
 
     calls: list[Span] = field(default_factory=list)
     messages: list[Any] = field(default_factory=list)
-    said: Said = field(default_factory=list)
+    utterances: Utterances = field(default_factory=list)
     systems: set[str] = field(default_factory=set)
     left_out: Counter[str] = field(default_factory=Counter)
 
@@ -83,9 +85,9 @@ class Traces(Format):
         return replace(draft, left_out=Counter(draft.left_out) + value["left_out"])
 
 
-def _said(messages: Sequence[Any]) -> tuple[Said, list[int], list[tuple[str, int]]]:
+def _utterances(messages: Sequence[Any]) -> tuple[Utterances, list[int], list[tuple[str, int]]]:
     """What messages say, with the number of messages up to each; and the system prompts, with theirs."""
-    said: Said = []
+    utterances: Utterances = []
     ends: list[int] = []
     systems: list[tuple[str, int]] = []
     for at, value in enumerate(messages, start=1):
@@ -97,20 +99,20 @@ def _said(messages: Sequence[Any]) -> tuple[Said, list[int], list[tuple[str, int
                 speaker, text = "", f"message {at}"
             if speaker == SYSTEM:
                 systems.append((text, at))
-            elif speaker == AGENT and said and said[-1][0] == AGENT:
-                said[-1], ends[-1] = (AGENT, f"{said[-1][1]}\n{text}".strip()), at
+            elif speaker == AGENT and utterances and utterances[-1][0] == AGENT:
+                utterances[-1], ends[-1] = (AGENT, f"{utterances[-1][1]}\n{text}".strip()), at
             elif text:
-                said.append((speaker, text))
+                utterances.append((speaker, text))
                 ends.append(at)
-    return said, ends, systems
+    return utterances, ends, systems
 
 
-def _shared(before: Said, now: Said) -> int:
+def _shared(before: Utterances, now: Utterances) -> int:
     """How much of ``now`` stands for ``before``: up to its last, with all that the agent said, or a head and a tail."""
     if not before or not now or before[-1] not in now or now[0] not in before:
         return 0
     size = len(now) - now[::-1].index(before[-1])
-    had, has = ([text for speaker, text in said if speaker == AGENT] for said in (before, now[:size]))
+    had, has = ([text for speaker, text in utterances if speaker == AGENT] for utterances in (before, now[:size]))
     head = 0
     while head < min(len(had), len(has)) and had[head] == has[head]:
         head += 1
@@ -124,29 +126,36 @@ def _chains(calls: Sequence[Span], tools: Sequence[Span], loose: bool) -> list[C
     going: dict[tuple[object, ...], list[Chain]] = defaultdict(list)  # by all that was said
     lengths: set[int] = set()
     for call in calls:
-        said, ends, systems = _said(call.asked)
-        sizes = (n for n in sorted(lengths, reverse=True) if n <= len(said) and going.get(tuple(said[:n])))
+        utterances, ends, systems = _utterances(call.asked)
+        sizes = (n for n in sorted(lengths, reverse=True) if n <= len(utterances) and going.get(tuple(utterances[:n])))
         size = next(sizes, 0)
-        chain = going[tuple(said[:size])][-1] if size else None
+        chain = going[tuple(utterances[:size])][-1] if size else None
         if chain is None and loose:
-            rated = ((_shared(each.said, said), sum(one in said for one in each.said), each) for each in chains)
+            rated = (
+                (_shared(each.utterances, utterances), sum(one in utterances for one in each.utterances), each)
+                for each in chains
+            )
             size, _, chain = max((one for one in rated if one[0]), key=lambda one: one[1], default=(0, 0, None))
         if chain is None and loose and call.asked and all(map(_is_answer, call.asked)):  # what is new, and no more
             chain = next((each for each in reversed(chains) if each.calls[-1].scope == call.scope), None)
         if chain is None:
             chains.append(chain := Chain())
         else:
-            going[tuple(chain.said)].remove(chain)
+            going[tuple(chain.utterances)].remove(chain)
         cut = ends[size - 1] if size else 0
         new = call.asked[cut:] or (_answers(chain, tools, call.start) if chain.calls else [])
         changed = [text for text, at in systems if at <= cut and text not in chain.systems] if chain.calls else []
         chain.left_out += call.left_out + Counter({"changed system prompt": len(changed)})
         chain.systems |= {text for text, _ in systems}
         chain.messages += [*new, *call.answered]
-        chain.said = _said(chain.messages)[0] if size < len(chain.said) else _said([*call.asked, *call.answered])[0]
+        chain.utterances = (
+            _utterances(chain.messages)[0]
+            if size < len(chain.utterances)
+            else _utterances([*call.asked, *call.answered])[0]
+        )
         chain.calls.append(call)
-        going[tuple(chain.said)].append(chain)
-        lengths.add(len(chain.said))
+        going[tuple(chain.utterances)].append(chain)
+        lengths.add(len(chain.utterances))
     for chain in chains:
         chain.messages += _answers(chain, tools, None)
     return chains
@@ -160,7 +169,7 @@ def _is_answer(message: Any) -> bool:
 def _answers(chain: Chain, tools: Sequence[Span], until: float | None) -> list[Any]:
     """What tools gave that the last call of a chain asked for, as far as spans say it."""
     call, made, used = chain.calls[-1], [], set()
-    wanted = Counter(re.findall(r"^([^\s(]+)\(", chain.said[-1][1] if chain.said else "", re.MULTILINE))
+    wanted = Counter(re.findall(r"^([^\s(]+)\(", chain.utterances[-1][1] if chain.utterances else "", re.MULTILINE))
     for tool in tools:
         name = re.split(r"[ .]", str(tool.name))[-1]  # of "execute_tool look", "tool.look"
         early = None not in (tool.start, call.start) and (tool.start or 0) < (call.start or 0)
@@ -235,9 +244,9 @@ def _holds_all(span: Span) -> bool:
 def _longest(chains: list[Chain]) -> list[Chain]:
     """Of those that begin alike in a trace, longest first."""
     kept: dict[object, Chain] = {}
-    for chain in sorted(chains, key=lambda chain: -len(chain.said)):
-        speakers = [speaker for speaker, _ in chain.said]
-        start = chain.said[: speakers.index(AGENT) if AGENT in speakers else None]
+    for chain in sorted(chains, key=lambda chain: -len(chain.utterances)):
+        speakers = [speaker for speaker, _ in chain.utterances]
+        start = chain.utterances[: speakers.index(AGENT) if AGENT in speakers else None]
         longest = kept.setdefault((chain.calls[0].trace, chain.calls[0].scope, tuple(start)), chain)
         longest.left_out["call beside the dialogue"] += len(chain.calls) if longest is not chain else 0
     return list(kept.values())

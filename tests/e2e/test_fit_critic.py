@@ -47,7 +47,6 @@ def test_train_begins_with_the_critic_that_was_fitted_to_the_log(
     fit_critic(tiny, run.path)
     with pytest.raises(Stop):
         training.train(tiny, run.path)
-    assert begun[0].linear.weight.isfinite().all(), "a new one"
     version = weights_version(load_model(run.model("policy-clone"), "clone", tiny.policy)[0])
     algorithm = build_algorithm(tiny.algorithm, longest_episode(tiny))
     fitted = load_critic(run.model("critic"), made_for(version, algorithm, tiny.train))

@@ -7,7 +7,7 @@ from itertools import count
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.dreamed import steps
 from tests.support.scripted import Answering
-from worldmodel.known_rewards import KnownRewardsWorldModel, paid_actions
+from worldmodel.known_rewards import KnownRewardsWorldModel, rewarded_actions
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 PAYS = Prediction("In the box.", 0.5, True, confidence=0.4, outcome_confidence=0.5)
@@ -15,8 +15,8 @@ NOT = Prediction("Wrong.", 0.0, True, confidence=0.3, outcome_confidence=0.9)
 
 
 def episode(start: str, *turns: tuple[str, float | None]) -> Trajectory:
-    told = tuple(Turn(action, "text", reward, False) for action, reward in turns)
-    return Trajectory("e", "t", "g", Source.EXPERT, "a", 0, start, told, StopReason.TERMINATED)
+    played = tuple(Turn(action, "text", reward, False) for action, reward in turns)
+    return Trajectory("e", "t", "g", Source.EXPERT, "a", 0, start, played, StopReason.TERMINATED)
 
 
 LOG = [
@@ -26,14 +26,14 @@ LOG = [
 ]
 
 
-def test_paid_actions_are_those_that_earned_something_in_a_task() -> None:
-    assert paid_actions(LOG) == {"3 + 4": frozenset({"put 7", "read"})}
+def test_rewarded_actions_are_those_that_earned_something_in_a_task() -> None:
+    assert rewarded_actions(LOG) == {"3 + 4": frozenset({"put 7", "read"})}
 
 
 def model(*answers: Prediction | Exception, **settings: int) -> tuple[KnownRewardsWorldModel, Answering]:
     numbers = count()
     inner = Answering(lambda seen, action: answers[min(next(numbers), len(answers) - 1)])
-    return KnownRewardsWorldModel(inner, paid_actions(LOG), **settings), inner  # type: ignore[arg-type]
+    return KnownRewardsWorldModel(inner, rewarded_actions(LOG), **settings), inner  # type: ignore[arg-type]
 
 
 def test_what_the_log_never_paid_is_sampled_again() -> None:
