@@ -50,7 +50,7 @@ RATES = ["fit.lr=3e-4", "clone.lr=2e-4", "train.lr=5e-5", "fit.warmup=10", "clon
 SCRATCH = ["fit.steps=600", "fit.batch_tokens=2048", "clone.steps=400", "clone.batch_tokens=2048", "clone.lr=2e-3"]
 TINY = ["games.train=4", "games.heldout=2", "fit.steps=2", "clone.steps=1", "train.updates=1", "train.group_size=2"]
 # on a card: all weights, by the demo's protocol. Rules are off, as mining them takes minutes of a core.
-CARD = ["preset=demo", "games.train=2000", "games.panel=mapreader", "collect.workers=48", "collect.validation=0.01"]
+CARD = ["preset=demo", "games.train=2000", "collect.workers=48", "collect.validation=0.01"]
 CARD += ["collect.heldout_episodes=1", "worldmodel.rules=off", "worldmodel.context=1024", "policy.context=1024"]
 CARD += ["engine.slots=384", "engine.memory_gib=20", "engine.drafts=false", "fit.average=0", "clone.average=0"]
 # 24,000 tokens take an H200 0.15 s, of which launching 30 layers is the half
@@ -78,12 +78,17 @@ CARD_TINY += [
     "collect.episodes=2",
 ]
 CARD_TINY += [f"{stage}.max_turns=4" for stage in ("collect", "dream", "evaluate")]
+TWENTY_TURNS = ["clone.agents=[expert,noisy-0.2]", "clone.solved_only=true"]
+TWENTY_TURNS += [f"{stage}.max_turns=20" for stage in ("collect", "dream", "evaluate")]
 GAMES = {
     "mapreader": [],
-    "coin": ["env.options.game=coin", f"env.options.params='{FIVE_ROOMS}'", "games.panel=coin"],
     **{
-        g: [f"env.options.game={g}", "env.options.params=''", f"games.panel={g}"]
-        for g in ("twc", "sorting", "arithmetic")
+        game: [f"env.options.game={game}", f"env.options.params='{params}'", *TWENTY_TURNS]
+        for game, params in {"coin": FIVE_ROOMS, "twc": "", "sorting": "", "arithmetic": ""}.items()
+    },
+    **{
+        world: ["env=gymnasium", f"env.options.id=BabyAI-{task}-v0"]
+        for world, task in {"babyai": "GoToObj", "babyai-local": "GoToLocal"}.items()
     },
 }
 
@@ -102,8 +107,11 @@ def main() -> None:
     seed = f"seed={options.seed}"
     if options.card:
         quick = CARD_TINY if options.quick else []
-        shared = [*CARD, *quick, f"worldmodel.model={folder}", seed, *settings]
-        arms = {f"{world}, SmolLM2-135M-Instruct": [*shared, *GAMES[world]] for world in options.worlds}
+        own = [*quick, f"worldmodel.model={folder}", seed, *settings]
+        arms = {
+            f"{world}, SmolLM2-135M-Instruct": [*CARD, f"games.panel={world}", *GAMES[world], *own]
+            for world in options.worlds
+        }
     else:
         quick = TINY if options.quick else []
         models = [f"worldmodel.model={folder}", f"policy.model={folder}", *LORA, *RATES, *SHORT]

@@ -183,9 +183,7 @@ def test_keys_and_values_take_the_memory_that_is_stated(name: str, dtype: torch.
     before = requested()
     engine = InProcessEngine(model, CONTEXT, EngineSettings(slots=10**6, memory_gib=stated / 2**30))
     reserved = requested() - before
-    reserved -= (
-        2 * 8 * engine.slots if engine._decoder.graphed else 0
-    )  # token and position of each slot, for its graphs
+    reserved -= 2 * 8 * engine.slots * sum(engine._decoder.widths)  # tokens and positions that its graphs read
     record_property("slots", f"{engine.slots}, {reserved} of {stated} bytes")
     assert engine.slots > 64
     one_more = reserved / engine.slots

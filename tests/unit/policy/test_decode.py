@@ -15,10 +15,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from policy.lm.backbone import with_lora
 from policy.lm.engine import Sampling, UnsupportedModel
-from policy.lm.engines.inprocess import slot_engine
+from policy.lm.engines.inprocess import graphs, slot_engine
 from policy.lm.engines.inprocess.decode import GenericDecoder, LlamaDecoder, make_decoder
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from policy.lm.engines.inprocess.graphs import DecodeGraphs
+from policy.lm.engines.inprocess.graphs import affordable_widths
 from policy.lm.engines.inprocess.slots import Feed
 from policy.lm.forward import decoder, token_logits
 from policy.lm.native.steps import SWITCH
@@ -115,11 +115,12 @@ LLAMA_LIKE = [name for name, (kind, _, _) in ZOO.items() if kind is LlamaDecoder
 
 @pytest.mark.parametrize("name", LLAMA_LIKE)
 def test_steps_of_fixed_shapes_have_the_hidden_states_of_others(name: str) -> None:
-    """Prompts of three sequences, then seven tokens of two of them and of one; new weights are taken over in between.
+    """Prompts of three sequences, then seven steps of two of them and of one, most of one token and some of several, of
+    which some are asked for; new weights are taken over in between.
     Keys and values of all are the same, those of a sequence that stood still, too."""
     _, model_type, more = ZOO[name]
     model = build(model_type, **more)
-    plain, fixed = (make_decoder(model, CONTEXT, 5, torch.float32, graphs) for graphs in (False, True))
+    plain, fixed = (make_decoder(model, CONTEXT, 5, torch.float32, fixed) for fixed in (False, True))
     lengths = np.array([4, 0, 9, 0, 2])
     for step in range(8):
         if step in (0, 4):
@@ -129,18 +130,21 @@ def test_steps_of_fixed_shapes_have_the_hidden_states_of_others(name: str) -> No
             plain.refresh()
             fixed.refresh()
         slots = np.array([[0, 2, 4], [0, 4], [2]][min(step, 1 + step % 2)])
-        counts = lengths[slots] if step == 0 else np.ones(len(slots), dtype=np.int64)
+        counts = lengths[slots] if step == 0 else np.array([1, 1 + 8 * (step % 3 == 0)])[: len(slots)]
         starts = np.zeros_like(counts) if step == 0 else lengths[slots]
         tokens = np.random.default_rng(step).integers(3, VOCAB, counts.sum())
-        wanted = np.cumsum(counts) - 1
+        wanted = np.flatnonzero(np.arange(counts.sum()) % 3 == 0) if step == 3 else np.cumsum(counts) - 1
         states = [decoder.hidden(Feed(slots, starts, counts, tokens, wanted)) for decoder in (plain, fixed)]
         torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
-        lengths[slots] += step > 0
+        lengths[slots] += counts * (step > 0)
     waste = plain.cache.waste_position
     torch.testing.assert_close(fixed.cache.kv[..., :waste, :], plain.cache.kv[..., :waste, :], rtol=1e-4, atol=1e-5)
 
 
-def test_an_engine_with_steps_of_fixed_shapes_says_what_others_say(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("widths", [(1,), (1, 8), (1, 4, 16)])
+def test_an_engine_with_steps_of_fixed_shapes_says_what_others_say(
+    widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sessions that begin and end at different times; some steps read prompts, and some are of single tokens alone."""
     model = make_model()
 
@@ -152,13 +156,23 @@ def test_an_engine_with_steps_of_fixed_shapes_says_what_others_say(monkeypatch: 
 
     expected = complete(InProcessEngine(model, CONTEXT, EngineSettings(slots=3)))
     monkeypatch.setattr(slot_engine, "make_decoder", lambda *args: make_decoder(*args[:-1], graphs=True))
+    monkeypatch.setattr(graphs, "_WIDTHS", widths)
     engine = InProcessEngine(model, CONTEXT, EngineSettings(slots=3))
-    shapes: list[bool] = []
+    most: list[int] = []
     hidden = engine._decoder.hidden
-    monkeypatch.setattr(engine._decoder, "hidden", lambda feed: shapes.append(DecodeGraphs.fits(feed)) or hidden(feed))
+    monkeypatch.setattr(engine._decoder, "hidden", lambda feed: most.append(feed.counts.max()) or hidden(feed))
     assert complete(engine) == expected
-    assert shapes.count(True) > 10
-    assert 3 <= shapes.count(False) < shapes.count(True)
+    assert most.count(1) > 10
+    assert 3 <= len(most) - most.count(1) < most.count(1)
+    assert max(most) == (28 if widths == (1,) else widths[-1]), "longer prompts are read in pieces"
+
+
+def test_graphs_are_as_wide_as_a_card_computes_while_the_host_launches() -> None:
+    """SmolLM2-135M with 384 slots: 106 million parameters beside the embeddings, 64 x 384 x 2 x 0.106e9 = 5.2e12 of
+    30 x 4e11 operations. Half a billion: 256 x 64 x 2 x 0.36e9 = 1.18e13 of 24 x 4e11 are too many, with 16 not."""
+    assert affordable_widths(384, 30, 106_000_000) == (1, 16, 64)
+    assert affordable_widths(256, 24, 360_000_000) == (1, 16)
+    assert affordable_widths(256, 32, 6_500_000_000) == (1,)
 
 
 def test_lora_weights_are_those_of_the_moment() -> None:

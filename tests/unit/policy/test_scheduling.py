@@ -130,7 +130,7 @@ def test_engines_that_share_a_device_run_full_batches() -> None:
 
     def steps(*schedulers: DeviceScheduler, graphed: bool = False) -> int:
         a, b = (InProcessEngine(MODEL, CONTEXT, scheduler=scheduler) for scheduler in schedulers)
-        a._decoder.graphed = b._decoder.graphed = graphed
+        a._decoder.widths = b._decoder.widths = (1,) if graphed else ()
 
         async def episode(k: int) -> None:
             ids = prompt(3, seed=k)

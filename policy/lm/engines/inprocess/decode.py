@@ -16,9 +16,9 @@ from transformers import Cache
 
 from policy.lm.compiled import linear, linear_onto, native_layers
 from policy.lm.engine import UnsupportedModel
-from policy.lm.engines.inprocess.graphs import DecodeGraphs
+from policy.lm.engines.inprocess.graphs import StepGraphs, affordable_widths
 from policy.lm.engines.inprocess.single_query import single_query_attention
-from policy.lm.engines.inprocess.slots import Blocks, Feed, SlotCache, sizes
+from policy.lm.engines.inprocess.slots import Blocks, Feed, SlotCache, attention, attention_mask, sizes
 from policy.lm.forward import attention_window, decoder, evaluating, token_logits
 
 
@@ -49,7 +49,7 @@ class LlamaDecoder:
     a rotation is one complex product; scores of queries and keys do not notice a common permutation.
 
     Args:
-        graphs: steps of one token a slot are CUDA graphs on a card. They read the weights where they first were, so
+        graphs: steps of few tokens a slot are CUDA graphs on a card. They read the weights where they first were, so
             ``refresh`` writes into the same tensors.
     """
 
@@ -63,8 +63,11 @@ class LlamaDecoder:
         self._pairs = torch.stack([half, half + self.dim // 2], 1).flatten()
         self._layers: list[_Layer] = []
         self._native = native_layers(cache.kv.dtype, cache.kv.device)
-        self.graphed = graphs
-        self._graphs = DecodeGraphs(self._one_token, cache, cache.kv.is_cuda) if graphs else None
+        self.widths: tuple[int, ...] = ()
+        if graphs:
+            layers = decoder(model).layers
+            self.widths = affordable_widths(cache.kv.shape[2], len(layers), sum(p.numel() for p in layers.parameters()))
+        self._graphs = StepGraphs(self._padded, cache, self.widths, cache.kv.is_cuda) if graphs else None
         self._rotation = self._embedding = self._final_norm = self._head = torch.empty(0)
         self._head_bias: torch.Tensor | None = None
 
@@ -159,19 +162,25 @@ class LlamaDecoder:
             x = x[torch.from_numpy(feed.wanted).to(device)]
         return self._norm(x, self._final_norm)
 
-    def _one_token(self, tokens: torch.Tensor, positions: torch.Tensor, visible: int) -> torch.Tensor:
-        """See ``DecodeGraphs``: without compiled steps, and of a shape that ``visible`` alone decides."""
-        slots, waste = len(tokens), self.cache.waste_position
-        rotation = self._rotation[positions.clamp(max=waste - 1)][:, None]
-        rows = self.cache.rows(torch.arange(slots, device=tokens.device), positions)
-        last = torch.where(positions == waste, 0, positions)  # idle slots see one position
-        x = F.embedding(tokens, self._embedding)
+    def _padded(self, tokens: torch.Tensor, positions: torch.Tensor, visible: int) -> torch.Tensor:
+        """See ``StepGraphs``: without compiled steps, and of a shape that width and ``visible`` alone decide."""
+        (slots, width), waste = tokens.shape, self.cache.waste_position
+        rotation = self._rotation[positions.flatten().clamp(max=waste - 1)][:, None]
+        of_token = torch.arange(slots, device=tokens.device).repeat_interleave(width)
+        rows = self.cache.rows(of_token, positions.flatten())
+        last = torch.where(positions == waste, 0, positions)  # padding sees one position
+        mask = attention_mask(last, visible, self.heads // self.kv_heads, self.dtype) if width > 1 else None
+        x = F.embedding(tokens.flatten(), self._embedding)
         for index, layer in enumerate(self._layers):
             joined = self._qkv(layer, x)
             self._rotate(joined[:, : self.heads + self.kv_heads], rotation)
             self.cache.write(index, rows, joined[:, self.heads :])
             keys, values = self.cache.kv[index, :, :, :, :visible]
-            seen = single_query_attention(joined[:, : self.heads], keys, values, last)
+            q = joined[:, : self.heads]
+            if mask is None:
+                seen = single_query_attention(q, keys, values, last[:, 0])
+            else:
+                seen = attention(q.unflatten(0, (slots, width)), keys, values, mask).flatten(0, 1)
             x = linear_onto(x, seen.flatten(1), layer.out)
             x = linear_onto(x, self._gated(linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down)
         return self._norm(x, self._final_norm)
@@ -244,11 +253,12 @@ class Decoder(Protocol):
     """Runs steps on the weights as they were at the last ``refresh``.
 
     Attributes:
-        graphed: steps in which every row reads one token cost far less than others.
+        widths: ascending; a step in which no row reads more tokens than one of these costs far less than others, and
+            as much as if all slots read that many. Empty where no step is like that.
     """
 
     cache: SlotCache
-    graphed: bool
+    widths: tuple[int, ...]
 
     def refresh(self) -> None: ...
 
@@ -349,7 +359,7 @@ class GenericDecoder:
     Rows of similar block length go together, so that one long prompt does not pad a batch of decoding rows.
     """
 
-    graphed = False
+    widths = ()
 
     def __init__(self, model: Any, cache: SlotCache) -> None:
         self.model, self.cache = model, cache

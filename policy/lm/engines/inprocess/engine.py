@@ -170,10 +170,12 @@ class InProcessEngine(SlotEngine[Request]):
         state = self._state
         slots = np.sort(np.fromiter(self._running, dtype=np.int64))
         starts, ends = self._fed[slots], state.end[slots]
-        counts = within(ends - starts, _STEP_TOKENS)
+        counts, widest = ends - starts, max(self._decoder.widths, default=0)
+        if widest:
+            counts = _of_one_shape(counts, widest)
+        if counts.max() > widest:
+            counts = within(counts, _STEP_TOKENS)
         now = counts > 0
-        if self._decoder.graphed:
-            now &= _of_one_shape(counts)
         slots, starts, counts = slots[now], starts[now], counts[now]
         rows = np.repeat(np.arange(len(slots)), counts)
         positions = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts - starts, counts)
@@ -284,16 +286,19 @@ class InProcessEngine(SlotEngine[Request]):
         return tuple(state.logprobs[slot, start:done].tolist())
 
 
-def _of_one_shape(counts: np.ndarray) -> np.ndarray:
-    """Which rows to feed where a step of single tokens is cheap: those of one token, until the others, which wait for
-    each other, are an eighth of all. A step of several tokens takes an H200 as long as twenty of one.
+def _of_one_shape(counts: np.ndarray, widest: int) -> np.ndarray:
+    """How many tokens each row is fed where steps of single tokens are the cheapest, and those of up to ``widest``
+    tokens cheap: rows of several tokens wait for each other until they are an eighth of all. Where no step of several
+    tokens is cheap (``widest`` is 1), they then go alone.
 
     Example::
 
-        counts [1] * 8 + [7] and then [1] * 6 + [5, 7]: the first 8 and then the last 2
+        widest 4: [1] * 8 + [7] -> [1] * 8 + [0]; [1] * 6 + [5, 7] -> [1] * 6 + [4, 4]
     """
     several = counts > 1
-    return several if 8 * several.sum() >= (counts > 0).sum() else ~several
+    if 8 * several.sum() < (counts > 0).sum():
+        return np.where(several, 0, counts)
+    return np.minimum(counts, widest) if widest > 1 else np.where(several, counts, 0)
 
 
 def sample(

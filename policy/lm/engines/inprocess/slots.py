@@ -164,11 +164,7 @@ class Blocks:
             k = keys[part.slots, :, : part.visible]
             if part.bags is None:
                 v = values[part.slots, :, : part.visible]
-                # query heads that share keys become further queries of them: [row, head, group * width, dim]
-                block = q[part.queries].view(rows, width, heads, group, dim).permute(0, 2, 3, 1, 4)
-                block = block.reshape(rows, heads, group * width, dim)
-                seen = F.scaled_dot_product_attention(block, k, v, attn_mask=part.mask)
-                seen = seen.view(rows, heads, group, width, dim).permute(0, 3, 1, 2, 4).reshape(-1, query_heads, dim)
+                seen = attention(q[part.queries], k, v, part.mask).flatten(0, 1)
             else:
                 single = q if part.whole else q[part.queries[:, 0]]
                 seen = _single(single.view(rows, heads, group, dim), k, values, part.mask, part.bags)
@@ -178,6 +174,32 @@ class Blocks:
             out[part.targets] = seen[part.real]
         assert out is not None
         return out
+
+
+def attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Softmax attention of as many queries in each row.
+
+    Args:
+        q: ``[row, width, query_head, dim]``.
+        keys, values: ``[row, head, visible, dim]``.
+        mask: as in ``Rectangle``.
+
+    Returns:
+        ``[row, width, query_head, dim]``.
+    """
+    rows, width, query_heads, dim = q.shape
+    heads = keys.shape[1]
+    # query heads that share keys become further queries of them: [row, head, group * width, dim]
+    block = q.view(rows, width, heads, -1, dim).permute(0, 2, 3, 1, 4).reshape(rows, heads, -1, dim)
+    seen = F.scaled_dot_product_attention(block, keys, values, attn_mask=mask)
+    return seen.view(rows, heads, -1, width, dim).permute(0, 3, 1, 2, 4).reshape(q.shape)
+
+
+def attention_mask(positions: torch.Tensor, visible: int, group: int, dtype: torch.dtype) -> torch.Tensor:
+    """That of ``Rectangle`` for queries that see the positions up to ``positions[row, width]``."""
+    allowed = positions[:, None, :, None] >= torch.arange(visible, device=positions.device)
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=positions.device).masked_fill_(~allowed, float("-inf"))
+    return mask.expand(-1, -1, group, -1) if positions.shape[1] == 1 else mask.repeat(1, 1, group, 1)
 
 
 def _rectangle(blocks: np.ndarray, total: int, group: int, cache: SlotCache, canvas: bool) -> Rectangle:
@@ -198,9 +220,7 @@ def _rectangle(blocks: np.ndarray, total: int, group: int, cache: SlotCache, can
     horizons = np.zeros((height, width), dtype=np.int64)  # position 0 for padding: it always sees one key
     last = (starts + counts - 1)[:, None] if canvas else starts[:, None] + columns
     horizons[place] = np.where(inside, last, 0)
-    allowed = torch.from_numpy(horizons).to(device)[:, None, :, None] >= torch.arange(visible, device=device)
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
-    mask = mask.expand(-1, -1, group, -1) if width == 1 else mask.repeat(1, 1, group, 1)
+    mask = attention_mask(torch.from_numpy(horizons).to(device), visible, group, dtype)
     real = (place[:, None] * width + columns)[inside]
     targets = queries[place][inside]
     size = height * width
