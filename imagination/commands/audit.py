@@ -34,6 +34,7 @@ from imagination.rollout.world_models import rules_of
 from imagination.runs.lifecycle import open_run
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play, logged_world
+from imagination.scale.ray_envs import real_tasks
 from imagination.session import Session
 from imagination.settings import AuditSettings, Config, UserError
 from real_envs.env import TaskSet
@@ -215,7 +216,7 @@ def _real_tasks(session: Session) -> tuple[TaskSet | None, str]:
         return None, "The log is of a world that cannot be played for real here: only logged turns were judged."
     if not can_play(run, config.env):
         return None, f"{run.games} is not there: only logged turns were judged."
-    return session.tasks(), ""
+    return real_tasks(config, run), ""
 
 
 def _env_setup(session: Session, world: LanguageWorldModel, tasks: TaskSet) -> PlaySetup:

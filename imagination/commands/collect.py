@@ -10,7 +10,8 @@ from imagination.runs.lifecycle import run_stage
 from imagination.runs.log import open_store
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import check_world, commands_of, open_tasks, world_settings
+from imagination.runs.worlds import check_world, commands_of, world_settings
+from imagination.scale.ray_envs import real_envs_at_once, real_tasks
 from imagination.settings import Config, UserError
 from real_envs.files import CHECKSUMS, check_checksums, write_checksums
 from real_envs.screens import FOLDER
@@ -67,7 +68,7 @@ def generate_tasks(config: Config, run: RunFolder) -> None:
 
 
 async def _collect(config: Config, run: RunFolder) -> None:
-    tasks = open_tasks(run, config.env, config.collect.workers, privileged=True)
+    tasks = real_tasks(config, run, privileged=True)
     store = open_store(run, config.env.name, tasks)
     world = find_world(config.env.name)
     known = store.ids()
@@ -108,7 +109,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
                 lambda episode: agents[episode.id],
                 lambda episode: Provenance(Source.EXPERT if agents[episode.id].name == "expert" else Source.REAL),
                 config.collect.max_turns,
-                concurrency=config.collect.workers,
+                concurrency=real_envs_at_once(config),
                 watch=Watch(keep),
             )
     finally:  # also after Ctrl-C: what was played was played

@@ -26,6 +26,7 @@ from imagination.report.compare_text import diverging, pair_view, summary_table
 from imagination.rollout.dream_env import NO_GUARD, starts_from_log
 from imagination.runs.lifecycle import open_run
 from imagination.runs.worlds import can_play
+from imagination.scale.ray_envs import real_tasks
 from imagination.session import Session
 from imagination.settings import Config, UserError
 from policy.agent import LanguageModelAgent
@@ -96,7 +97,8 @@ def _find(folder: Path, wanted: str) -> dict[str, Any]:
 
 
 async def _compare(session: Session, reality: TaskSet | None) -> dict[str, Any]:
-    own = session.tasks() if reality is None and can_play(session.run, session.config.env) else None
+    config, run = session.config, session.run
+    own = real_tasks(config, run) if reality is None and can_play(run, config.env) else None
     try:
         return await _play(session, own if reality is None else reality)
     finally:

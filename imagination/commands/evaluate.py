@@ -13,6 +13,7 @@ from imagination.rollout.play import Episode, Provenance, judge_with_bar, plan, 
 from imagination.runs.lifecycle import run_stage
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world
+from imagination.scale.ray_envs import real_tasks
 from imagination.session import Session
 from imagination.settings import Config
 from policy.agent import LanguageModelAgent
@@ -47,7 +48,7 @@ def evaluate(config: Config, folder: Path) -> None:
 
 async def _evaluate(config: Config, run: RunFolder) -> None:
     session = Session(config, run)
-    tasks = session.tasks()
+    tasks = real_tasks(config, run)
     before = real_interaction()
     played: dict[str, list[Trajectory]] = {}
     dreams: list[Trajectory] = []

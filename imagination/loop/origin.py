@@ -16,6 +16,7 @@ from imagination.rollout.dream_env import Start, starts_from_log
 from imagination.runs.lifecycle import need
 from imagination.runs.log import ORIGIN, open_store
 from imagination.runs.run_folder import RunFolder
+from imagination.scale.ray_envs import real_tasks
 from imagination.session import Session
 from imagination.settings import UserError
 from real_envs.env import TaskSet
@@ -32,7 +33,7 @@ def begin(session: Session) -> None:
     config, run = session.config, session.run
 
     async def look() -> None:
-        tasks = session.tasks()
+        tasks = real_tasks(config, run)
         try:
             await first_looks(run, tasks)
             open_store(run, config.env.name, tasks)

@@ -13,24 +13,29 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagination.runs.machine import cores
 from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import open_tasks
 from imagination.scale.pool import ENV_LOST
-from imagination.session import Session
-from imagination.settings import UserError
+from imagination.settings import Config, UserError
 from imagination.settings.scale import ScaleSettings
 from real_envs import process_guard
-from real_envs.env import Env, EnvFailure, StepResult, Task
+from real_envs.env import Env, EnvFailure, StepResult, Task, TaskSet
 from real_envs.trajectory import Observation, StopReason
-from real_envs.worker_pool import PoolStats, count_apart
+from real_envs.worker_pool import PoolStats, count_apart, count_elsewhere
+
+if TYPE_CHECKING:  # it loads torch, which `imagine collect` does without
+    from imagination.session import Session
 
 MANY = 10_000  # coroutines of an actor at a time
 _LOOPBACK = "127.0.0.1"
 _CLIENT_LOST = "its client is lost"
+_CLOSE_SECONDS = 30.0
 
 
 class Envs(NamedTuple):
@@ -40,7 +45,7 @@ class Envs(NamedTuple):
     version: str | None = None
 
 
-OpenEnvs = Callable[[Session], Envs]
+OpenEnvs = Callable[["Session"], Envs]
 
 
 def connect(settings: ScaleSettings, cpus: float, log: bool = False) -> Any:
@@ -133,14 +138,10 @@ def resources(cpus: float, gpus: float, gb: float) -> dict[str, float]:
     return {"num_cpus": cpus, "num_gpus": gpus} | ({"memory": gb * 1e9} if gb else {})
 
 
-def elsewhere(session: Session) -> Session:
-    """The session for a process that works somewhere else: without what it has made, in a folder of the same path."""
-    return Session(session.config, RunFolder(session.run.path.resolve(), session.config.seed))
-
-
 def host_envs(
     ray: Any,
-    session: Session,
+    config: Config,
+    run: RunFolder,
     opened: OpenEnvs,
     count: int,
     needs: dict[str, float],
@@ -153,7 +154,7 @@ def host_envs(
         ledger: name of the actor that counts what is done, where it is to be counted.
     """
     actor = ray.remote(max_restarts=-1, max_concurrency=MANY, **needs)(_EnvActor)
-    return [actor.remote(elsewhere(session), opened, ledger) for _ in range(count)]
+    return [actor.remote(config, run.path.resolve(), opened, ledger) for _ in range(count)]
 
 
 class RemoteEnvs:
@@ -161,18 +162,57 @@ class RemoteEnvs:
 
     Args:
         client: a name under which ``client_lost`` closes them.
+        counted: what is done in them is real interaction of this process.
     """
 
-    def __init__(self, actors: Sequence[Any], client: str = "") -> None:
-        self._actors, self._client = cycle(actors), client
+    def __init__(self, actors: Sequence[Any], client: str = "", counted: bool = False) -> None:
+        self._actors, self._client, self._counted = cycle(actors), client, counted
 
     def __call__(self) -> Env:
-        return _RemoteEnv(next(self._actors), f"{self._client}/{secrets.token_hex(8)}")
+        return _RemoteEnv(next(self._actors), f"{self._client}/{secrets.token_hex(8)}", self._counted)
 
 
-def real_envs_of(session: Session) -> Envs:
+def real_envs_of(session: Session, privileged: bool = False) -> Envs:
     """The run's real environments."""
-    return Envs(session.tasks().make_env)
+    return Envs(session.tasks(privileged).make_env)
+
+
+def real_tasks(config: Config, run: RunFolder, privileged: bool = False) -> TaskSet:
+    """``open_tasks``; with scale=ray their environments live in ``scale.real_worlds`` actors.
+
+    Raises:
+        UserError: see ``connect`` and ``open_tasks``.
+    """
+    tasks = open_tasks(run, config.env, config.collect.workers, privileged)
+    return tasks if config.scale.name == "none" else _TasksElsewhere(config, run, tasks, privileged)
+
+
+def real_envs_at_once(config: Config) -> int:
+    """Processes of real environments of ``real_tasks``."""
+    return config.collect.workers * (1 if config.scale.name == "none" else config.scale.real_worlds)
+
+
+class _TasksElsewhere:
+    """Tasks of this process; ``make_env`` makes environments of actors. What is done there counts here."""
+
+    def __init__(self, config: Config, run: RunFolder, tasks: TaskSet, privileged: bool) -> None:
+        settings = config.scale
+        self._tasks, self._ray = tasks, connect(settings, settings.real_worlds * settings.cpus_per_real_world)
+        needs = resources(settings.cpus_per_real_world, 0.0, settings.gb_per_real_world)
+        opened = partial(real_envs_of, privileged=privileged)
+        self._actors = host_envs(self._ray, config, run, opened, settings.real_worlds, needs)
+        self.make_env = RemoteEnvs(self._actors, counted=True)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return self._tasks.tasks(split)
+
+    async def close(self) -> None:
+        still = [actor.clients_lost.remote() for actor in self._actors]
+        self._ray.wait(still, num_returns=len(still), timeout=_CLOSE_SECONDS)
+        for actor in self._actors:
+            self._ray.kill(actor)
+        disconnect(self._ray)
+        await self._tasks.close()
 
 
 class Ledger:
@@ -193,13 +233,19 @@ class Ledger:
         return sum((PoolStats(**json.loads(line)) for line in self._file), PoolStats())
 
 
+# an observation, a result, or a failure; and what was done in the real world beside the request itself
+_Answer = tuple[Observation | StepResult | tuple[StopReason, str], PoolStats]
+
+
 class _EnvActor:
     """Failures are values, because Ray does not keep what an ``EnvFailure`` holds."""
 
-    def __init__(self, session: Session, opened: OpenEnvs, ledger: str) -> None:
+    def __init__(self, config: Config, folder: Path, opened: OpenEnvs, ledger: str) -> None:
         import ray
 
-        self._envs = opened(Session.open(session.config, session.run.path))
+        from imagination.session import Session
+
+        self._envs = opened(Session.open(config, folder))
         self._add: Any = ray.get_actor(ledger).add if ledger else None
         self._open: dict[str, Env] = {}
         self._running: dict[str, asyncio.Task[Any]] = {}
@@ -208,16 +254,16 @@ class _EnvActor:
     async def version(self) -> str | None:
         return self._envs.version
 
-    async def reset(self, env: str, task: Task, seed: int) -> Observation | tuple[StopReason, str]:
+    async def reset(self, env: str, task: Task, seed: int) -> _Answer:
         if env.partition("/")[0] in self._lost:
-            return StopReason.ENV_CRASHED, _CLIENT_LOST
+            return (StopReason.ENV_CRASHED, _CLIENT_LOST), PoolStats()
         if env not in self._open:
             self._open[env] = self._envs.make()
         return await self._request(env, PoolStats(resets=1), lambda: self._open[env].reset(task, seed))
 
-    async def step(self, env: str, action: str) -> StepResult | tuple[StopReason, str]:
+    async def step(self, env: str, action: str) -> _Answer:
         if env not in self._open:
-            return StopReason.ENV_CRASHED, ENV_LOST
+            return (StopReason.ENV_CRASHED, ENV_LOST), PoolStats()
         return await self._request(env, PoolStats(steps=1), lambda: self._open[env].step(action))
 
     async def close(self, env: str) -> None:
@@ -242,25 +288,26 @@ class _EnvActor:
         for env in envs:
             await self.close(env)
 
-    async def _request(self, env: str, request: PoolStats, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def _request(self, env: str, request: PoolStats, work: Callable[[], Coroutine[Any, Any, Any]]) -> _Answer:
         self._running[env] = running = asyncio.create_task(self._counted(request, work))
         try:
             return await running
         except asyncio.CancelledError:
-            return StopReason.ENV_CRASHED, _CLIENT_LOST
+            return (StopReason.ENV_CRASHED, _CLIENT_LOST), PoolStats()
         finally:
             del self._running[env]
 
-    async def _counted(self, request: PoolStats, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def _counted(self, request: PoolStats, work: Callable[[], Coroutine[Any, Any, Any]]) -> _Answer:
         """A request is counted before it is done, so that what was done is counted whoever dies; the rest after it."""
         with count_apart() as done:
             try:
                 await self._count(request)
-                return await work()
+                answer = await work()
             except EnvFailure as failure:
-                return failure.reason, str(failure)
+                answer = failure.reason, str(failure)
             finally:
                 await self._count(done - request)
+        return answer, done - request
 
     async def _count(self, stats: PoolStats) -> None:
         if self._add is not None:
@@ -270,27 +317,31 @@ class _EnvActor:
 class _RemoteEnv:
     """An ``Env`` of another process."""
 
-    def __init__(self, actor: Any, name: str) -> None:
-        self._actor, self._id = actor, name
+    def __init__(self, actor: Any, name: str, counted: bool) -> None:
+        self._actor, self._id, self._counted = actor, name, counted
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        observation: Observation = await self._answer(self._actor.reset.remote(self._id, task, seed))
+        observation: Observation = await self._ask(PoolStats(resets=1), self._actor.reset, task, seed)
         return observation
 
     async def step(self, action: str) -> StepResult:
-        result: StepResult = await self._answer(self._actor.step.remote(self._id, action))
+        result: StepResult = await self._ask(PoolStats(steps=1), self._actor.step, action)
         return result
 
     async def close(self) -> None:
         self._actor.close.remote(self._id)
 
-    async def _answer(self, reference: Any) -> Any:
+    async def _ask(self, request: PoolStats, method: Any, *arguments: Any) -> Any:
         from ray.exceptions import RayError
 
+        if self._counted:  # before it is done: it may be, whoever dies
+            count_elsewhere(request)
         try:
-            answer = await reference
+            answer, rest = await method.remote(self._id, *arguments)
         except RayError as error:
             raise EnvFailure(StopReason.ENV_CRASHED, f"{ENV_LOST}: {error}".partition("\n")[0]) from error
+        if self._counted:
+            count_elsewhere(rest)
         if isinstance(answer, tuple):
             raise EnvFailure(*answer)
         return answer

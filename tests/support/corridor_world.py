@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from real_envs.env import Agent, StepResult, Task
 from real_envs.trajectory import Observation
 from real_envs.worker_pool import PooledTasks
 from real_envs.world import FILE, GROUP
-from tests.support.faults import Corridor
+from tests.support.faults import NEW, Elsewhere
 from tests.support.tiny import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -54,13 +55,14 @@ class CorridorWorld:
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
         settings = CorridorSettings(**json.loads((folder / FILE).read_text()))
         factory = partial(_Journalled, settings.seconds, settings.journal)
-        return PooledTasks({"train": [Task(name) for name in TASKS]}, factory, workers)
+        tasks = {"train": [Task(name) for name in TASKS], "heldout": [Task(f"{NEW}{name}") for name in TASKS]}
+        return PooledTasks(tasks, factory, workers)
 
     def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
-        return ()
+        return [(Walker(), 1.0)]
 
 
-class _Journalled(Corridor):
+class _Journalled(Elsewhere):
     def __init__(self, seconds: float, journal: str) -> None:
         super().__init__(seconds)
         self._journal = journal
@@ -77,6 +79,27 @@ class _Journalled(Corridor):
         if self._journal:
             with open(self._journal, "a") as file:  # one small write at the end of a file: whole, also side by side
                 file.write(f"{request}\n")
+
+
+class Walker:
+    """An agent, and each of its actors: goes east or west, and takes what is there, at the right time or not."""
+
+    name = "noisy"
+    _rng: random.Random
+
+    def start(self, observation: Observation, seed: int) -> Walker:
+        walker = Walker()
+        walker._rng = random.Random(seed)
+        return walker
+
+    async def act(self) -> str:
+        return self._rng.choice(["go east", "go west", "take lamp", "take book"])
+
+    def observe(self, observation: Observation) -> None: ...
+
+    def trace(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def requests(journal: Path) -> Counter[str]:

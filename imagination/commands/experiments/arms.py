@@ -24,6 +24,7 @@ from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import need
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
+from imagination.scale.ray_envs import real_tasks
 from imagination.session import Session
 from imagination.settings import Config, UserError
 from imagination.settings.compose import load_config, merge_overrides, remembered_overrides
@@ -91,7 +92,7 @@ def play_clone(config: Config, source: Path) -> dict[str, Any]:
 
 async def _play(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
     session = Session(config, run)
-    tasks, policy = session.tasks(), session.policy(name)
+    tasks, policy = real_tasks(config, run), session.policy(name)
     agent = session.agent(policy, config.evaluate.temperature)
     before = real_interaction()
     result: dict[str, Any] = {}

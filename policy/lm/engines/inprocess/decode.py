@@ -359,7 +359,7 @@ class GenericDecoder:
     Rows of similar block length go together, so that one long prompt does not pad a batch of decoding rows.
     """
 
-    widths = ()
+    widths: tuple[int, ...] = ()
 
     def __init__(self, model: Any, cache: SlotCache) -> None:
         self.model, self.cache = model, cache

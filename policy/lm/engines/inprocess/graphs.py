@@ -71,7 +71,7 @@ class StepGraphs:
             graph, states = self._graphs[width, visible]
             graph.replay()
         else:
-            states = self._forward(*self._inputs[width], visible)
+            states = self._forward(self._inputs[width][0], self._inputs[width][1], visible)
         wanted = (slots * width + columns)[feed.wanted]
         return states[torch.from_numpy(wanted).to(states.device)]  # a copy: the next step writes into ``states``
 

@@ -160,7 +160,7 @@ class Blocks:
             out = q.new_empty(n, query_heads, dim)
             self._native(q, keys, values, self.plan, out)
         for part in self.rectangles:
-            rows, width = part.queries.shape
+            rows = len(part.queries)
             k = keys[part.slots, :, : part.visible]
             if part.bags is None:
                 v = values[part.slots, :, : part.visible]
@@ -187,8 +187,7 @@ def attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: t
     Returns:
         ``[row, width, query_head, dim]``.
     """
-    rows, width, query_heads, dim = q.shape
-    heads = keys.shape[1]
+    (rows, width, _, dim), heads = q.shape, keys.shape[1]
     # query heads that share keys become further queries of them: [row, head, group * width, dim]
     block = q.view(rows, width, heads, -1, dim).permute(0, 2, 3, 1, 4).reshape(rows, heads, -1, dim)
     seen = F.scaled_dot_product_attention(block, keys, values, attn_mask=mask)
