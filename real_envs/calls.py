@@ -1,4 +1,4 @@
-"""Tool calls as the text of an action, and compact signatures of tools. Nothing of such a text is ever evaluated."""
+"""Tool calls as the text of an action, and the tools of a world. Nothing of such a text is ever evaluated."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from real_envs.errors import UserError
+from real_envs.files import write_atomically
+
+_FILE = "tools.json"  # of the tools of a world, beside its tasks
 _WANTED = 'write name(argument=value) or {"name": ..., "arguments": {...}}'
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)  # of Hermes and Qwen
 _JSON_NAMES = {"true": True, "false": False, "null": None}  # which models write in Python calls, too
@@ -55,6 +60,35 @@ class Call:
             except ValueError:  # such as an argument called ``class``
                 pass
         return json.dumps({"name": self.name, "arguments": dict(self.arguments)}, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that an agent may call; ``schema`` is the JSON schema of its arguments, an object."""
+
+    name: str
+    description: str
+    schema: Mapping[str, object]
+
+
+def write_tools(folder: Path, tools: Sequence[Tool]) -> None:
+    write_atomically(folder / _FILE, json.dumps([asdict(tool) for tool in tools], indent=1))
+
+
+def read_tools(folder: Path) -> tuple[Tool, ...]:
+    """The tools of the world whose tasks are in ``folder``; none of a world without. Raises ``UserError``: damaged."""
+    path = folder / _FILE
+    if not path.exists():
+        return ()
+    try:
+        tools = tuple(Tool(**content) for content in json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        raise UserError(f"{path} is no list of tools: collect again") from None
+    if not all(
+        isinstance(t.name, str) and isinstance(t.description, str) and isinstance(t.schema, dict) for t in tools
+    ):
+        raise UserError(f"{path} is no list of tools: collect again")
+    return tools
 
 
 def parse_call(text: str) -> Call:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from imagination.rollout.dream_env import Start, dream_starts
@@ -10,17 +11,19 @@ from imagination.scale.ray_envs import Envs, RemoteEnvs, connect, host_envs, res
 from imagination.serving.sessions import DreamWorld
 from imagination.session import Session
 from imagination.settings import Config, UserError
+from real_envs.calls import read_tools
 from worldmodel.formats.retrieval import TransitionIndex
 
 
 def serve(config: Config, folder: Path) -> None:
-    """Serve the world model as an environment: OpenEnv, AgentGym, and a page to play by hand.
+    """Serve the world model as an environment: OpenEnv, AgentGym, MCP, and a page to play by hand.
 
-    Answers clients of two protocols until Ctrl-C. An episode begins at a state of the log, chosen by task
+    Answers clients of three protocols until Ctrl-C. An episode begins at a state of the log, chosen by task
     and seed; every step is dreamed, and has the world model's confidence and the guard's verdict.
 
       OpenEnv     ws://127.0.0.1:8000: reset(seed=0) or reset(seed=0, task=...), step({'message': 'look'})
       AgentGym    http://127.0.0.1:8000/agentgym: a task's number is data_idx
+      MCP         http://127.0.0.1:8000/mcp: the tools of the world, or reset and step; imagination[mcp]
       by hand     http://127.0.0.1:8000/ in a browser
       watch       /health, /metrics (Prometheus)
 
@@ -77,6 +80,7 @@ def open_world(config: Config, folder: Path) -> DreamWorld:
         starts=_starts(session),
         max_turns=config.serve.max_turns or config.dream.max_turns,
         index=index,
+        tools=read_tools(session.run.games),
     )
 
 
@@ -117,5 +121,6 @@ def how_to_connect(world: DreamWorld, address: str, locked: bool, variable: str)
         f'env = GenericEnvClient(base_url="ws://{user}{address}").sync()'
         '; env.reset(seed=0); env.step({"message": "look"})\n\n'
         f"AgentGym:      http://{user}{address}/agentgym\n"
+        f"MCP:           http://{address}/mcp{'' if find_spec('mcp') else ', with pip install imagination[mcp]'}\n"
         f"measured:      http://{address}/metrics"
     )

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import uvicorn
@@ -74,8 +75,18 @@ def make_app(world: DreamWorld, gate: Gate) -> ASGIApp:
         Route("/schema", schema),
         Mount("/agentgym", routes=AgentGymServer(sessions).routes()),
         WebSocketRoute("/ws", OpenEnvSocket(sessions).endpoint),
+        *_mcp_routes(sessions),
     ]
     return gate.around(Starlette(routes=routes, lifespan=lifespan))
+
+
+def _mcp_routes(sessions: Sessions) -> list[Route]:
+    """None where `imagination[mcp]` is not installed."""
+    if find_spec("mcp") is None:
+        return []
+    from imagination.serving.mcp import McpServer
+
+    return [Route("/mcp", McpServer(sessions))]
 
 
 async def _sweep(sessions: Sessions) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from imagination.rollout.dream_env import JUDGEMENTS, Start
 from imagination.settings.dreams import ServeSettings
+from real_envs.calls import Tool
 from real_envs.env import Env, EnvFailure, StepResult, Task
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Observation, StopReason
@@ -37,6 +38,7 @@ class DreamWorld:
     max_turns: int  # of an episode, its logged beginning aside; the dream is then truncated
     # the logged transitions, which the play page shows; ``None`` where the log has none with a reward
     index: TransitionIndex | None = None
+    tools: Sequence[Tool] = ()  # of a world whose actions are calls of them
     _by_task: dict[str, list[str]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -175,6 +177,7 @@ class DreamSession:
         self._task: Task | None = None
         self._seed = self._turn = 0
         self.last: SessionStep | None = None
+        self.on_close: Callable[[], Awaitable[None]] | None = None  # of a protocol that keeps something beside it
 
     async def reset(self, task: object = None, seed: object = None) -> SessionStep:
         """Begins an episode, also where another one is under way.
@@ -242,6 +245,8 @@ class DreamSession:
         self._closed, self._running = True, False
         if not self.busy:
             await self._env.close()
+        if self.on_close is not None:
+            await self.on_close()
 
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[None]:

@@ -36,6 +36,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "hydra": ("imagination/settings/compose.py", "imagination/cli.py"),
     "omegaconf": ("imagination/settings/compose.py", "imagination/cli.py"),
     "torch": ("policy/", "worldmodel/", "imagination/"),
+    **dict.fromkeys(("mcp", "mcp_types"), ("imagination/serving/mcp.py", "real_envs/worlds/servers/mcp.py")),
+    **dict.fromkeys(("httpx2", "anyio"), ("real_envs/worlds/servers/mcp.py",)),
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("imagination/serving/",)),
 }
 # The rooms of imagination, from the ground up: each may import those before it, and none after it.
