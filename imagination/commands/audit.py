@@ -216,7 +216,7 @@ def _real_tasks(session: Session) -> tuple[TaskSet | None, str]:
         return None, "The log is of a world that cannot be played for real here: only logged turns were judged."
     if not can_play(run, config.env):
         return None, f"{run.games} is not there: only logged turns were judged."
-    return real_tasks(config, run), ""
+    return real_tasks(session), ""
 
 
 def _env_setup(session: Session, world: LanguageWorldModel, tasks: TaskSet) -> PlaySetup:

@@ -10,9 +10,9 @@ from imagination.runs.lifecycle import run_stage
 from imagination.runs.log import open_store
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import check_world, commands_of, world_settings
-from imagination.scale.ray_envs import real_envs_at_once, real_tasks
+from imagination.runs.worlds import check_world, commands_of, open_tasks, world_settings
 from imagination.settings import Config, UserError
+from real_envs.env import TaskSet
 from real_envs.files import CHECKSUMS, check_checksums, write_checksums
 from real_envs.screens import FOLDER
 from real_envs.scripted_agents import deal
@@ -67,8 +67,17 @@ def generate_tasks(config: Config, run: RunFolder) -> None:
     run.update({"panel": panel and {"name": config.games.panel, "digest": panel.digest}})
 
 
+def _open_tasks(config: Config, run: RunFolder) -> TaskSet:
+    if config.scale.name == "none":
+        return open_tasks(run, config.env, config.collect.workers, privileged=True)
+    from imagination.scale.ray_envs import real_tasks  # it loads torch
+    from imagination.session import Session
+
+    return real_tasks(Session(config, run), privileged=True)
+
+
 async def _collect(config: Config, run: RunFolder) -> None:
-    tasks = real_tasks(config, run, privileged=True)
+    tasks = _open_tasks(config, run)
     store = open_store(run, config.env.name, tasks)
     world = find_world(config.env.name)
     known = store.ids()
@@ -109,7 +118,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
                 lambda episode: agents[episode.id],
                 lambda episode: Provenance(Source.EXPERT if agents[episode.id].name == "expert" else Source.REAL),
                 config.collect.max_turns,
-                concurrency=real_envs_at_once(config),
+                concurrency=config.scale.real_processes(config.collect.workers),
                 watch=Watch(keep),
             )
     finally:  # also after Ctrl-C: what was played was played

@@ -97,8 +97,7 @@ def _find(folder: Path, wanted: str) -> dict[str, Any]:
 
 
 async def _compare(session: Session, reality: TaskSet | None) -> dict[str, Any]:
-    config, run = session.config, session.run
-    own = real_tasks(config, run) if reality is None and can_play(run, config.env) else None
+    own = real_tasks(session) if reality is None and can_play(session.run, session.config.env) else None
     try:
         return await _play(session, own if reality is None else reality)
     finally:

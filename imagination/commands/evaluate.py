@@ -48,7 +48,7 @@ def evaluate(config: Config, folder: Path) -> None:
 
 async def _evaluate(config: Config, run: RunFolder) -> None:
     session = Session(config, run)
-    tasks = real_tasks(config, run)
+    tasks = real_tasks(session)
     before = real_interaction()
     played: dict[str, list[Trajectory]] = {}
     dreams: list[Trajectory] = []

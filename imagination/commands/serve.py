@@ -95,7 +95,7 @@ def _dreams_elsewhere(session: Session) -> Envs:
     settings = session.config.scale
     ray = connect(settings, settings.players * settings.cpus_per_player)
     needs = resources(settings.cpus_per_player, settings.gpus_per_player, settings.gb_per_player)
-    actors = host_envs(ray, session.config, session.run, dreams_of, settings.players, needs)
+    actors = host_envs(ray, session, dreams_of, settings.players, needs)
     try:
         versions = ray.get([actor.version.remote() for actor in actors], timeout=settings.start_seconds)
     except ray.exceptions.RayError as error:

@@ -16,7 +16,7 @@ from imagination.runs.log import open_store
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import commands_of
-from imagination.scale.ray_envs import real_envs_at_once, real_tasks
+from imagination.scale.ray_envs import real_tasks
 from imagination.session import Session
 from real_envs.env import Agent, TaskSet
 from real_envs.screens import FOLDER
@@ -92,7 +92,7 @@ def limits_of(session: Session) -> Limits:
         run.summary["loop"]["charged"],
         spent_before(run, "loop").seconds,
         config.collect.max_turns,
-        real_envs_at_once(config),
+        config.scale.real_processes(config.collect.workers),
         loop.patience,
     )
 
@@ -180,7 +180,7 @@ async def play_round(session: Session) -> Journal:
     config, run = session.config, session.run
     number, chosen = (run.summary["loop"][key] for key in ("round", "chosen"))
     scripted = number == 0
-    tasks = real_tasks(config, run, scripted)
+    tasks = real_tasks(session, scripted)
     try:
         store = open_store(run, config.env.name, tasks)
         journal = Journal(run.path / "loop" / f"round-{number:03d}.jsonl")

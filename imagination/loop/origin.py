@@ -33,7 +33,7 @@ def begin(session: Session) -> None:
     config, run = session.config, session.run
 
     async def look() -> None:
-        tasks = real_tasks(config, run)
+        tasks = real_tasks(session)
         try:
             await first_looks(run, tasks)
             open_store(run, config.env.name, tasks)

@@ -16,21 +16,18 @@ from dataclasses import asdict
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from imagination.runs.machine import cores
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import open_tasks
 from imagination.scale.pool import ENV_LOST
-from imagination.settings import Config, UserError
+from imagination.session import Session
+from imagination.settings import UserError
 from imagination.settings.scale import ScaleSettings
 from real_envs import process_guard
 from real_envs.env import Env, EnvFailure, StepResult, Task, TaskSet
 from real_envs.trajectory import Observation, StopReason
 from real_envs.worker_pool import PoolStats, count_apart, count_elsewhere
-
-if TYPE_CHECKING:  # it loads torch, which `imagine collect` does without
-    from imagination.session import Session
 
 MANY = 10_000  # coroutines of an actor at a time
 _LOOPBACK = "127.0.0.1"
@@ -45,7 +42,7 @@ class Envs(NamedTuple):
     version: str | None = None
 
 
-OpenEnvs = Callable[["Session"], Envs]
+OpenEnvs = Callable[[Session], Envs]
 
 
 def connect(settings: ScaleSettings, cpus: float, log: bool = False) -> Any:
@@ -138,10 +135,14 @@ def resources(cpus: float, gpus: float, gb: float) -> dict[str, float]:
     return {"num_cpus": cpus, "num_gpus": gpus} | ({"memory": gb * 1e9} if gb else {})
 
 
+def elsewhere(session: Session) -> Session:
+    """The session for a process that works somewhere else: without what it has made, in a folder of the same path."""
+    return Session(session.config, RunFolder(session.run.path.resolve(), session.config.seed))
+
+
 def host_envs(
     ray: Any,
-    config: Config,
-    run: RunFolder,
+    session: Session,
     opened: OpenEnvs,
     count: int,
     needs: dict[str, float],
@@ -154,7 +155,7 @@ def host_envs(
         ledger: name of the actor that counts what is done, where it is to be counted.
     """
     actor = ray.remote(max_restarts=-1, max_concurrency=MANY, **needs)(_EnvActor)
-    return [actor.remote(config, run.path.resolve(), opened, ledger) for _ in range(count)]
+    return [actor.remote(elsewhere(session), opened, ledger) for _ in range(count)]
 
 
 class RemoteEnvs:
@@ -177,30 +178,25 @@ def real_envs_of(session: Session, privileged: bool = False) -> Envs:
     return Envs(session.tasks(privileged).make_env)
 
 
-def real_tasks(config: Config, run: RunFolder, privileged: bool = False) -> TaskSet:
-    """``open_tasks``; with scale=ray their environments live in ``scale.real_worlds`` actors.
+def real_tasks(session: Session, privileged: bool = False) -> TaskSet:
+    """``session.tasks``; with scale=ray their environments live in ``scale.real_worlds`` actors.
 
     Raises:
         UserError: see ``connect`` and ``open_tasks``.
     """
-    tasks = open_tasks(run, config.env, config.collect.workers, privileged)
-    return tasks if config.scale.name == "none" else _TasksElsewhere(config, run, tasks, privileged)
-
-
-def real_envs_at_once(config: Config) -> int:
-    """Processes of real environments of ``real_tasks``."""
-    return config.collect.workers * (1 if config.scale.name == "none" else config.scale.real_worlds)
+    tasks = session.tasks(privileged)
+    return tasks if session.config.scale.name == "none" else _TasksElsewhere(session, tasks, privileged)
 
 
 class _TasksElsewhere:
     """Tasks of this process; ``make_env`` makes environments of actors. What is done there counts here."""
 
-    def __init__(self, config: Config, run: RunFolder, tasks: TaskSet, privileged: bool) -> None:
-        settings = config.scale
+    def __init__(self, session: Session, tasks: TaskSet, privileged: bool) -> None:
+        settings = session.config.scale
         self._tasks, self._ray = tasks, connect(settings, settings.real_worlds * settings.cpus_per_real_world)
         needs = resources(settings.cpus_per_real_world, 0.0, settings.gb_per_real_world)
         opened = partial(real_envs_of, privileged=privileged)
-        self._actors = host_envs(self._ray, config, run, opened, settings.real_worlds, needs)
+        self._actors = host_envs(self._ray, session, opened, settings.real_worlds, needs)
         self.make_env = RemoteEnvs(self._actors, counted=True)
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -240,12 +236,10 @@ _Answer = tuple[Observation | StepResult | tuple[StopReason, str], PoolStats]
 class _EnvActor:
     """Failures are values, because Ray does not keep what an ``EnvFailure`` holds."""
 
-    def __init__(self, config: Config, folder: Path, opened: OpenEnvs, ledger: str) -> None:
+    def __init__(self, session: Session, opened: OpenEnvs, ledger: str) -> None:
         import ray
 
-        from imagination.session import Session
-
-        self._envs = opened(Session.open(config, folder))
+        self._envs = opened(Session.open(session.config, session.run.path))
         self._add: Any = ray.get_actor(ledger).add if ledger else None
         self._open: dict[str, Env] = {}
         self._running: dict[str, asyncio.Task[Any]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,13 +19,14 @@ from imagination.scale.ray_envs import (
     RemoteEnvs,
     connect,
     disconnect,
+    elsewhere,
     here,
     host_envs,
     real_envs_of,
     resources,
 )
 from imagination.session import Session
-from imagination.settings import Config, UserError
+from imagination.settings import UserError
 from real_envs.trajectory import Trajectory
 from real_envs.worker_pool import PoolStats, count_elsewhere
 
@@ -55,18 +55,17 @@ class RayPlayers:
         file = session.run.path.resolve() / "checkpoints" / "real.jsonl"
         self._ledger = ray.remote(num_cpus=0, scheduling_strategy=here(ray))(Ledger).options(name=ledger).remote(file)
         self._counted, self._gauges = PoolStats(), dict[str, Any]()
-        config, run, worlds = session.config, session.run, list[Any]()
+        session, shared, worlds = elsewhere(session), ray.put(data), list[Any]()
         if real:
             needs = resources(settings.cpus_per_real_world, 0.0, settings.gb_per_real_world)
-            worlds = host_envs(ray, config, run, real_envs_of, settings.real_worlds, needs, ledger)
+            worlds = host_envs(ray, session, real_envs_of, settings.real_worlds, needs, ledger)
         self._worlds = worlds
         needs = resources(settings.cpus_per_player, settings.gpus_per_player, settings.gb_per_player)
         actor = ray.remote(max_concurrency=MANY, **needs)(_PlayerActor)
-        shared = config, run.path.resolve(), ray.put(data)
         train, room = session.config.train, max(64, session.config.engine.slots)
         at_once = groups_at_once(room // train.group_size, train.groups, train.max_staleness, settings.players)
         self._pool = PlayerPool(
-            lambda place: _RayPlayer(ray, lambda name: actor.remote(*shared, worlds, name), worlds),
+            lambda place: _RayPlayer(ray, lambda name: actor.remote(session, shared, worlds, name), worlds),
             settings.players,
             PoolLimits(at_once, settings.start_seconds, settings.hang_seconds, settings.attempts),
         )
@@ -179,9 +178,9 @@ class _RayPlayer:
 
 
 class _PlayerActor:
-    def __init__(self, config: Config, folder: Path, data: PlayerData, worlds: Sequence[Any], name: str) -> None:
-        session = Session.open(config, folder, "train")
-        torch.set_num_threads(max(1, int(config.scale.cpus_per_player)))
+    def __init__(self, session: Session, data: PlayerData, worlds: Sequence[Any], name: str) -> None:
+        session = Session.open(session.config, session.run.path, "train")
+        torch.set_num_threads(max(1, int(session.config.scale.cpus_per_player)))
         self._player = Player(session, data, RemoteEnvs(worlds, name) if worlds else None)
 
     async def load(self, version: int, name: str, weights: Any) -> None:

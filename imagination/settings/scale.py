@@ -32,6 +32,10 @@ class ScaleSettings:
         require(self, "0 or more", "cpus_per_player", "gpus_per_player", "gb_per_player")
         require(self, "0 or more", "cpus_per_real_world", "gb_per_real_world")
 
+    def real_processes(self, workers: int) -> int:
+        """Processes of real environments, ``workers`` in each place that has any."""
+        return workers * (1 if self.name == "none" else self.real_worlds)
+
 
 @dataclass
 class ScaleSimSettings:

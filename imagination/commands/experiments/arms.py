@@ -92,7 +92,7 @@ def play_clone(config: Config, source: Path) -> dict[str, Any]:
 
 async def _play(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
     session = Session(config, run)
-    tasks, policy = real_tasks(config, run), session.policy(name)
+    tasks, policy = real_tasks(session), session.policy(name)
     agent = session.agent(policy, config.evaluate.temperature)
     before = real_interaction()
     result: dict[str, Any] = {}
