@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -29,7 +30,9 @@ from real_envs.errors import UserError
 
 _NEAREST = 3  # logged transitions beside a dreamed one
 _QUERY_CHARS = 20_000  # of each text of a query for them
-_HEAD_SECONDS = 10.0  # until the head of a request must have arrived
+# Until the head of a request must have arrived, on a connection that is kept as well: clients close theirs after 5 s
+# (httpx), and a server that does it at the same time hangs up on a request.
+_HEAD_SECONDS = 20.0
 _SHUTDOWN_SECONDS = 5  # for steps under way, after Ctrl-C
 
 
@@ -248,6 +251,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 ws_max_size=message_bytes,
+                timeout_keep_alive=math.ceil(2 * _HEAD_SECONDS),  # later than we look
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
                 lifespan="on",
             )

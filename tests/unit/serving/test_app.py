@@ -11,9 +11,11 @@ import httpx
 import pytest
 
 pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]'")
+from starlette.applications import Starlette
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from imagination.serving import app as app_module
 from imagination.serving.app import listen
 from imagination.settings.dreams import ServeSettings
 from tests.support.refusal import refused
@@ -99,3 +101,10 @@ def test_the_sweep_closes_sessions_of_clients_that_are_gone() -> None:
 
 def test_an_address_that_is_not_ours_is_told_in_a_line() -> None:
     refused(lambda: listen("192.0.2.1", 0), "serve.host=192.0.2.1")
+
+
+def test_a_server_keeps_connections_longer_than_clients_do() -> None:
+    """One that hangs up after as many seconds as httpx forgets a connection does it in the middle of a request."""
+    expiry = httpx.Limits().keepalive_expiry or 0.0
+    assert expiry == 5
+    assert min(app_module._HEAD_SECONDS, app_module.Server(Starlette(), 1).config.timeout_keep_alive) >= 2 * expiry
