@@ -80,6 +80,7 @@ BUILT_IN = {
     "alfworld": "real_envs.worlds.alfworld:Alfworld",
     "browsergym": "real_envs.worlds.web.suites:BrowserGym",
     "gymnasium": "real_envs.worlds.gymnasium_text:GymnasiumText",
+    "mcp": "real_envs.worlds.servers.mcp:Mcp",
     "miniwob": "real_envs.worlds.web.miniwob:Miniwob",
     "openenv": "real_envs.worlds.servers.openenv:OpenEnv",
     "scienceworld": "real_envs.worlds.scienceworld:ScienceWorld",

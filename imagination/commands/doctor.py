@@ -192,6 +192,8 @@ def _worlds(options: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
             raise FileNotFoundError(f"there is no folder {(settings or world.settings()).folder}")
         if name in ("agentgym", "openenv"):
             return f"ready, with a server: env.options.url={(settings or world.settings()).url}"
+        if name == "mcp":
+            return "ready, with a server: env.options.command or env.options.url"
         return "ready"
 
     for name in world_names():

@@ -229,7 +229,7 @@ class ServerWorld(GeneratedWorld):
         finally:
             session.close()
 
-    def task(self, drawn: int, settings: Mapping[str, Any]) -> Task:
+    def task(self, drawn: Any, settings: Mapping[str, Any]) -> Task:
         return Task(f"{self.prefix}{drawn}", {self.key: str(drawn)})
 
     def for_workers(self, settings: Any) -> tuple[Callable[[], ServerSession], Callable[[], None] | None]:

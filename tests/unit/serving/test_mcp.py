@@ -161,7 +161,7 @@ def test_a_client_that_leaves_in_the_middle_frees_its_session(address: str) -> N
             raise RuntimeError("gave up")
 
     for _ in range(3):  # more than there may be at a time
-        with pytest.raises((RuntimeError, ExceptionGroup), match="gave up|unhandled"):
+        with pytest.raises((RuntimeError, ExceptionGroup), match=r"gave up|unhandled"):
             asyncio.run(go())
         assert sessions_left(address) == 0
 
