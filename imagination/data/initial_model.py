@@ -18,6 +18,7 @@ from policy.lm.backbone import BASE_FOLDER, build_model, has_base, load_checkpoi
 from policy.lm.render import ChatFormat
 from policy.lm.settings import AUTO, BASE, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
+from policy.lm.trim import keep_layers, trim_vocabulary
 from real_envs.files import write_checksums
 from real_envs.trajectory import Trajectory
 from worldmodel.diffusion.engine import with_mask
@@ -59,6 +60,12 @@ def initial_model(
     """
     if settings.model:
         model, tokenizer = load_checkpoint(settings.model, settings.dtype, settings.chat_template)
+        if settings.keep_layers:
+            keep_layers(model, settings.keep_layers)
+        if settings.trim_vocabulary:
+            whole = len(tokenizer)
+            tokenizer = trim_vocabulary(model, tokenizer, sorted(_texts(worldmodel, log)))
+            print(f"{settings.model}: {len(tokenizer):,} of {whole:,} tokens are needed", file=sys.stderr)
         if isinstance(settings, WorldModelSettings) and settings.kind == "diffusion":
             with_mask(model, tokenizer)
         torch.manual_seed(seed)  # adapters start at random
@@ -94,6 +101,13 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> int:
     return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts) or 1
 
 
+def _texts(worldmodel: WorldModelSettings, log: Sequence[Trajectory]) -> set[str]:
+    """What models read and write of a log; distinct, as what repeats needs no more tokens."""
+    texts = {t.start for t in log} | {turn.action for t in log for turn in t.turns}
+    texts |= {prediction_text(turn) for t in log for turn in t.turns}
+    return texts | set(thoughts_of(worldmodel, log))
+
+
 def run_tokenizer(
     run: RunFolder, worldmodel: WorldModelSettings, vocab_size: int, log: Sequence[Trajectory]
 ) -> PreTrainedTokenizerBase:
@@ -106,11 +120,8 @@ def run_tokenizer(
     known = {key: run.summary.get(key, "text" if key == "tokenizer_kind" else None) for key in made}
     if known != made or not (folder / "tokenizer.json").exists():
         outcomes = {(turn.reward or 0.0, turn.terminated) for t in log for turn in t.turns}
-        texts = {t.start for t in log} | {turn.action for t in log for turn in t.turns}
-        texts |= {prediction_text(turn) for t in log for turn in t.turns}  # distinct: what repeats needs no more tokens
-        texts |= set(thoughts_of(worldmodel, log))
         phrases = [*sorted(status_line(*outcome) for outcome in outcomes), *form.phrases(log)]
-        train_tokenizer(sorted(texts), vocab_size, phrases, mask).save_pretrained(folder)
+        train_tokenizer(sorted(_texts(worldmodel, log)), vocab_size, phrases, mask).save_pretrained(folder)
         write_checksums(folder)
         run.update(made)
     return load_tokenizer(folder)

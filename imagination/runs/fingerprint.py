@@ -57,8 +57,9 @@ def fingerprint(config: Config, stage: str = "") -> str:
         if name == "env":
             del chosen[name]["price"]  # what a step costs decides nothing that is made
         for model in (chosen[name], chosen[name].get("model")) if isinstance(chosen[name], dict) else ():
-            if isinstance(model, dict) and not model.get("chat_template", True):
-                del model["chat_template"]  # runs from before there was one are known without
+            for key in ("chat_template", "keep_layers", "trim_vocabulary"):
+                if isinstance(model, dict) and not model.get(key, True):
+                    del model[key]  # runs from before there was one are known without
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -34,6 +34,8 @@ class ModelSettings:
     kv_heads: int = 2  #: of keys and values
     mlp: int = 384  #: hidden width of the feed-forward layers
     context: int = 2048  #: longest sequence, in tokens
+    keep_layers: int = 0  #: of a checkpoint, its first so many layers; 0 keeps all
+    trim_vocabulary: bool = False  #: of a checkpoint, only tokens that the log and the chat template need
     chat_template: str = ""  #: a file with a template in Jinja, in place of that of the checkpoint
     dtype: str = "float32"  #: of a loaded checkpoint; of the saved weights of a base model (pretrain.model.dtype)
     lora: LoraSettings = field(default_factory=LoraSettings)  #: low-rank adapters
