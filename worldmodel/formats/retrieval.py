@@ -1,7 +1,7 @@
 """Retrieval-grounded prediction: before each action stand the most similar transitions of the log.
 
-DreamGym (arXiv 2511.03773) grounds its experience model in retrieved transitions. Similarity is BM25 (Robertson and
-Zaragoza 2009, section 3; Lucene's variant, by ``bm25s``) over the words of start, last observation and action.
+DreamGym (arXiv 2511.03773) grounds its experience model in retrieved transitions. Similarity is BM25
+(``real_envs/bm25.py``) over the words of start, last observation and action.
 
 An episode that is trained on or judged by is never shown to the model, neither under its id nor under another one with
 the same content: it would learn to copy an answer that no dream has. In dreams the whole log is there, as it is for
@@ -10,18 +10,14 @@ every other episode in training.
 
 from __future__ import annotations
 
-import re
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from real_envs.bm25 import Bm25, WordNumbers, words_of
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.formats.full import FormatWrapper, TransitionFormat, prediction_text
 
-_WORDS = re.compile(r"\w+")
 _ACTION_COUNTS = 4  # times a word of the observation: an action has few words, and most depends on them
 _CACHED = 1 << 16
 
@@ -41,13 +37,9 @@ def content(trajectory: Trajectory) -> tuple[object, ...]:
     return (trajectory.start, *turns)
 
 
-def _words(text: str) -> list[str]:
-    return _WORDS.findall(text.lower())
-
-
 def _marked(action: str) -> list[str]:
     """The words of an action. They are marked: "open" in a description is not the command."""
-    return [f">{word}" for word in _words(action)] * _ACTION_COUNTS
+    return [f">{word}" for word in words_of(action)] * _ACTION_COUNTS
 
 
 class TransitionIndex:
@@ -82,22 +74,15 @@ class TransitionIndex:
         for at, names in enumerate(owners):
             for name in names:
                 self._owned.setdefault(name, []).append(at)
-        import bm25s  # nothing else needs it
-
-        self._bm25 = bm25s.BM25()
-        numbers: defaultdict[str, int] = defaultdict()  # of words: a list of these is a tenth of a list of texts
-        numbers.default_factory = numbers.__len__
-
-        def numbered(words: list[str]) -> list[int]:
-            return list(map(numbers.__getitem__, words))
-
-        starts = {start: numbered(_words(start)) for start in {t.start: None for t in self.transitions}}
-        words = [
-            starts[t.start] + numbered(_words(t.seen)) + numbered(_marked(t.turn.action)) or numbered(["\0"])
-            for t in self.transitions  # the word that no query has keeps an index of no words from being empty
-        ]
-        self._bm25.index((words, dict(numbers)), show_progress=False)
-        self._usual: dict[int, NDArray[np.float32]] = {}  # scores of all transitions for words that most of them have
+        numbers = WordNumbers()
+        starts = {start: numbers.of(words_of(start)) for start in {t.start: None for t in self.transitions}}
+        self._bm25 = Bm25(
+            [
+                starts[t.start] + numbers.of(words_of(t.seen)) + numbers.of(_marked(t.turn.action))
+                for t in self.transitions
+            ],
+            numbers,
+        )
 
     def hidden_by(self, episodes: Sequence[Trajectory]) -> frozenset[int]:
         """The transitions that only these episodes, or others of the same content, had."""
@@ -107,30 +92,8 @@ class TransitionIndex:
 
     def similar(self, start: str, seen: str, action: str, k: int, hidden: frozenset[int]) -> list[LoggedTransition]:
         """At most ``k`` transitions, the most similar one first; equal ones in the order of the log."""
-        words = _words(start) + _words(seen) + _marked(action)
-        if not words:
-            return []
-        scores = self._scores(words).astype(np.float64)
-        scores[list(hidden)] = -np.inf
-        least = np.partition(scores, -k)[-k] if k < len(scores) else -np.inf  # of those that are shown
-        among = np.flatnonzero(scores >= least)
-        best = among[np.argsort(-scores[among], kind="stable")[:k]]
-        return [self.transitions[at] for at in best if scores[at] > 0]
-
-    def _scores(self, words: list[str]) -> NDArray[np.float32]:
-        """``get_scores`` of bm25s, to the bit: the same sums in the same order, without its slow scattered ones."""
-        data, indices, indptr = (self._bm25.scores[name] for name in ("data", "indices", "indptr"))
-        scores = np.zeros(len(self.transitions), np.float32)
-        for word in self._bm25.get_tokens_ids(words):
-            at = slice(indptr[word], indptr[word + 1])
-            if 2 * (at.stop - at.start) <= len(scores):
-                scores[indices[at]] += data[at]  # no transition is there twice
-                continue
-            if word not in self._usual:
-                self._usual[word] = np.zeros(len(scores), np.float32)
-                self._usual[word][indices[at]] = data[at]
-            scores += self._usual[word]
-        return scores
+        words = words_of(start) + words_of(seen) + _marked(action)
+        return [self.transitions[at] for at in self._bm25.best(words, k, hidden)]
 
 
 class RetrievalFormat(FormatWrapper):
