@@ -85,6 +85,7 @@ BUILT_IN = {
     "miniwob": "real_envs.worlds.web.miniwob:Miniwob",
     "openenv": "real_envs.worlds.servers.openenv:OpenEnv",
     "scienceworld": "real_envs.worlds.scienceworld:ScienceWorld",
+    "search": "real_envs.worlds.search:Search",
     "textworld": "real_envs.worlds.textworld:TextWorld",
     "textworld_express": "real_envs.worlds.textworld_express:TextWorldExpress",
 }

@@ -72,3 +72,21 @@ def test_a_gymnasium_environment_goes_through_every_stage(tmp_path: Path) -> Non
     assert "log" in {pair["source"] for pair in pairs}
     # two tasks a split at most, though three were logged: evaluate.tasks holds for all that plays
     assert len({pair["task_id"] for pair in pairs}) <= 4
+
+
+def test_questions_go_through_every_stage(tmp_path: Path) -> None:
+    few = ["games.train=3", "games.heldout=2", "collect.episodes=12", "collect.workers=1", "fit.steps=150"]
+    few += ["env.options.entities=100", "env.options.max_hops=1", "env.options.k=2", "max_action_tokens=40"]
+    few += ["train.real_share=0.5", "train.updates=1", "train.groups=2", "train.group_size=4", "dream.min_confidence=0"]
+    few += ["clone.steps=20", "dream.min_outcome_confidence=0", "dream.known_rewards=true", "worldmodel.facts=2"]
+    few += ["worldmodel.context=1024", "policy.context=1024", "tripwires.enabled=false", "evaluate.episodes=2"]
+    few += ["evaluate.heldout_episodes=2", "evaluate.tasks=2"]
+    where = ["run=asked", f"output={tmp_path}"]
+    assert main(["demo", "preset=tiny", "env=search", *few, *where]) == 0
+    report = json.loads((tmp_path / "asked" / "report.json").read_text())
+    assert report["policy"]["after"]["heldout_tasks"]["n"] == 4
+    assert min(report["real_steps"]["train"], report["real_steps"]["collect"]) > 0
+    summary = json.loads((tmp_path / "asked" / "summary.json").read_text())
+    assert summary["real_cost"]["collect"] == pytest.approx(0.001 * summary["real_steps"]["collect"])
+    assert main(["audit", *where, "audit.episodes=1", "audit.judged=4", "audit.pairs=4", "audit.min_policies=2"]) == 0
+    assert main(["compare", *where, "compare.episodes=1", "compare.logged=1"]) == 0

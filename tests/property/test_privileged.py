@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +22,8 @@ from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import Env, StepResult, Task
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
+from real_envs.worker_pool import SyncEnv
+from real_envs.worlds.search import Search, SearchGame, SearchSettings
 from worldmodel.calibration import Calibration, Isotonic, Score
 from worldmodel.formats.full import FullObservation
 from worldmodel.formats.memory import MemoryFormat, TaskMemory
@@ -98,11 +100,11 @@ def dream(hidden: Sequence[str], model: WorldModel) -> DreamEnv:
     return DreamEnv(model, {"s": Start("t", "You see a hall.", past)}, NO_GUARD, calibration)
 
 
-def seen_by_policy(env: Env, hidden: Sequence[str]) -> tuple[str, Trajectory]:
+def seen_by_policy(env: Env, hidden: Sequence[str], played: Task | None = None) -> tuple[str, Trajectory]:
     """All that a policy was asked and all that it would be trained on, as one text."""
     engine = Notes()
     agent = LanguageModelAgent(engine, CHAT)
-    episode = Episode("e", task(hidden), "g", 0)
+    episode = Episode("e", played or task(hidden), "g", 0)
     trajectory = asyncio.run(play(env, agent, episode, Provenance(Source.DREAM), max_turns=3))
     row = policy_row(trajectory)
     assert row is not None
@@ -161,6 +163,46 @@ def test_facts_of_the_world_reach_the_world_model_and_not_the_policy(hidden: lis
     assert not [secret for secret in hidden if secret in text]
     for ids in engine.prompts:
         assert [secret for secret in hidden if secret in CHAT.tokenizer.decode(ids)] == hidden
+
+
+class Here:
+    """A world's game in this process."""
+
+    def __init__(self, game: SyncEnv) -> None:
+        self._game = game
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        return self._game.reset(task, seed)
+
+    async def step(self, action: str) -> StepResult:
+        return self._game.step(action)
+
+    async def close(self) -> None:
+        self._game.close()
+
+
+def test_no_answer_to_a_question_reaches_the_policy_before_it_searches() -> None:
+    """Neither in the real world, as scripts see it, nor in dreams, whose world model reads articles and no more."""
+    world, size = Search(), SearchSettings(entities=100)
+    for drawn in world.draw(size, {"train": 8}, 0, lambda done, total: None)["train"]:
+        asked = world.task(drawn, asdict(size))
+        links = {name for hop in drawn["hops"] for name in hop if name not in drawn["question"]}
+        hidden = [*drawn["answers"], *links, *asked.world_facts]
+        real, trajectory = seen_by_policy(Here(SearchGame(size, privileged=True)), [], asked)
+        assert [turn.observation[:7] for turn in trajectory.turns] == ["Unknown"] * 3
+        engine = Notes("No results.\n[reward=0]")
+        model = TextWorldModel(engine, CHAT, "w", 400, 1.0, MemoryFormat(TaskMemory([trajectory]), 9))
+        start = {"s": Start(asked.id, trajectory.start)}
+        dreamed, _ = seen_by_policy(DreamEnv(model, start, NO_GUARD), [], Task("t", {"start": "s"}))
+        assert drawn["question"] in real
+        assert drawn["question"] in dreamed
+        assert not [secret for secret in hidden if secret in real + dreamed]
+        for ids in engine.prompts:
+            prompt = CHAT.tokenizer.decode(ids)
+            for fact in asked.world_facts:
+                assert fact in prompt
+                prompt = prompt.replace(fact, "")
+            assert not [secret for secret in hidden if secret in prompt]
 
 
 @quick

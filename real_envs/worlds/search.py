@@ -1,0 +1,285 @@
+"""Questions of several hops, answered with a search engine over a local corpus.
+
+So search agents are trained without a live search API: in dreams a model plays the engine, as in ZeroSearch (arXiv
+2505.04588), and the real one is local. The corpus is generated (``search_corpus.py``), or a folder of .txt and .md
+files with a JSONL of questions.
+
+``search: <words>`` lists titles with a sentence of each article (BM25), ``open: <title>`` shows a listed article, and
+``answer: <text>`` ends the episode and earns 1 where it is an answer, as SQuAD compares them. A search too many ends
+the episode, too.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from real_envs.bm25 import Bm25, WordNumbers, words_of
+from real_envs.env import StepResult, Task
+from real_envs.errors import UserError
+from real_envs.panels import Panel, digest
+from real_envs.scripted_agents import CommandGrammar
+from real_envs.seeding import derive_seed
+from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints
+from real_envs.worlds.search_corpus import FOLDS, MOST_ENTITIES, Article, Hop, Question, ask, make_corpus, normalise
+
+INVALID = r"Unknown action|No result has that title"
+_ACTION = re.compile(r"(search|open|answer): ?(\S.*)")
+_TITLE_COUNTS = 3  # times a word of the text
+_TRIES = 30  # questions drawn for each task
+LANGUAGE = CommandGrammar.of(
+    "5 search: {a} | 3 search: {a} {b} | 4 open: {a} | 1 answer: {a} | 0.5 answer: unknown | 0.5 search {a} | "
+    "0.5 look up {a} | 0.5 open {a} | 0.3 {a}",
+    directions=(),
+    look="search: article",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """The corpus, the questions and the engine."""
+
+    entities: int = 2000  #: people, places, organisations and works of the generated corpus; articles are a fifth more
+    corpus_seed: int = 0  #: of the generated corpus, which is the same for all seeds of a run
+    min_hops: int = 1  #: of a generated question, at least
+    max_hops: int = 3  #: of a generated question, at most
+    k: int = 3  #: articles that a search lists
+    snippet_words: int = 12  #: of the sentence of a listed article that has most words of the query
+    max_queries: int = 8  #: searches of an episode; one more ends it
+    corpus: str = ""  #: a folder of .txt and .md files; empty generates one
+    questions: str = ""  #: JSON lines for it: question, answers, and fold where the answer should not choose it
+    article_words: int = 80  #: longer texts of such files are cut into articles of so many words
+    heldout_fold: Literal["dev", "test"] = (
+        "test"  #: the fold of held-out tasks: ``dev`` to choose by, ``test`` to report
+    )
+
+    def __post_init__(self) -> None:
+        if not 100 <= self.entities <= MOST_ENTITIES:
+            raise ValueError(f"entities is 100 to {MOST_ENTITIES}, got {self.entities}")
+        if not 1 <= self.min_hops <= self.max_hops <= min(4, self.max_queries):
+            raise ValueError("hops want 1 <= min_hops <= max_hops <= 4, and max_queries is max_hops or more")
+        if min(self.k, self.snippet_words, self.article_words) < 1:
+            raise ValueError("k, snippet_words and article_words are 1 or more")
+        if bool(self.corpus) != bool(self.questions):
+            raise ValueError("corpus and questions belong together: set both, or none")
+
+
+class SearchEngine:
+    """BM25 over articles."""
+
+    def __init__(self, articles: list[Article]) -> None:
+        self.texts = {article.title: article.text for article in articles}
+        self._titles = list(self.texts)
+        numbers = WordNumbers()
+        words = [words_of(title) * _TITLE_COUNTS + words_of(text) for title, text in self.texts.items()]
+        self._index = Bm25([numbers.of(document) for document in words], numbers)
+
+    def search(self, query: str, k: int, snippet_words: int) -> list[Article]:
+        """The best ``k`` articles, the text of each cut to the sentence that has most words of the query."""
+        words = set(words_of(query))
+        listed = [self._titles[at] for at in self._index.best(sorted(words), k)]
+        return [Article(title, self._snippet(title, words, snippet_words)) for title in listed]
+
+    def _snippet(self, title: str, words: set[str], most: int) -> str:
+        sentences = re.split(r"(?<=[.!?]) ", self.texts[title])
+        shown = max(sentences, key=lambda sentence: len(words & set(words_of(sentence)))).split()
+        return " ".join(shown[:most]) + (" ..." if len(shown) > most else "")
+
+
+@lru_cache(2)
+def engine_of(settings: SearchSettings) -> SearchEngine:
+    """Raises ``UserError``: the folder of the corpus cannot be read, or holds no text."""
+    if settings.corpus:
+        return SearchEngine(list(read_articles(Path(settings.corpus).expanduser(), settings.article_words)))
+    return SearchEngine(make_corpus(settings.entities, settings.corpus_seed).articles)
+
+
+def read_articles(folder: Path, most: int) -> Iterator[Article]:
+    """The files below the folder, in parts of at most so many words: ``rivers/nile``, ``rivers/nile (2)``."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".txt", ".md"))
+    if not files:
+        raise UserError(f"env.options.corpus={folder} holds no .txt or .md file")
+    for path in files:
+        try:
+            words = path.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+        title = path.relative_to(folder).with_suffix("").as_posix()
+        for part, at in enumerate(range(0, len(words), most), start=1):
+            yield Article(title if part == 1 else f"{title} ({part})", " ".join(words[at : at + most]))
+
+
+def read_questions(path: Path) -> list[tuple[str, Question]]:
+    """Folds and questions of a file of JSON lines, without hops. Raises ``UserError``: what is wrong in which line."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"env.options.questions={path}: cannot be read: {error}") from error
+    questions = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError(f"is no JSON object: {line:.60}")
+            text, answers = record.get("question"), record.get("answers")
+            answers = [answers] if isinstance(answers, str) else answers
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(f"field question is {text!r:.60}, not text")
+            if not isinstance(answers, list) or not answers or not all(map(_is_answer, answers)):
+                raise ValueError(f"field answers is {record.get('answers')!r:.60}, not a text or a list of texts")
+            fold = record.get("fold") or FOLDS[derive_seed(f"search fold/{normalise(answers[0])}") % len(FOLDS)]
+            if fold not in FOLDS:
+                raise ValueError(f"field fold is {fold!r:.60}, not train, dev or test")
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
+        questions.append((fold, Question(" ".join(text.split()), tuple(answers))))
+    return questions
+
+
+def _is_answer(value: object) -> bool:
+    return isinstance(value, str) and bool(normalise(value))
+
+
+class SearchGame(Game):
+    """The question of a task; ``policy_commands`` are of the next link of its chain: no script answers what it has not
+    read."""
+
+    def __init__(self, settings: SearchSettings, privileged: bool = False) -> None:
+        super().__init__(privileged)
+        self._settings = settings
+
+    def _start(self, task: Task) -> str:
+        self._engine = engine_of(self._settings)
+        self._question = question_of(task.privileged)
+        self._queries = self._settings.max_queries
+        self._shown: dict[str, str] = {}  # by title of a listed article: what was shown of it
+        return start_of(self._settings, self._question)
+
+    def _act(self, action: str) -> StepResult:
+        match = _ACTION.fullmatch(" ".join(action.split()))
+        if match is None:
+            return self._said("Unknown action: use search:, open: or answer:.")
+        kind, rest = match[1], match[2]
+        if kind == "answer":
+            right = normalise(rest) in map(normalise, self._question.answers)
+            return self._said("Right." if right else "Wrong.", float(right), True)
+        if kind == "open":
+            title = next((title for title in self._shown if title.lower() == rest.lower()), None)
+            if title is None:
+                return self._said("No result has that title.")
+            self._shown[title] = self._engine.texts[title]
+            return self._said(as_shown(title, self._engine.texts[title]))
+        if not self._queries:
+            return self._said("No searches are left.", 0.0, True)
+        self._queries -= 1
+        results = self._engine.search(rest, self._settings.k, self._settings.snippet_words)
+        for title, text in results:
+            self._shown[title] = f"{self._shown.get(title, '')} {text}"
+        lines = [f"{place}. {as_shown(*result)}" for place, result in enumerate(results, start=1)]
+        return self._said("\n".join(lines) or "No results.")
+
+    def _said(self, text: str, reward: float = 0.0, ended: bool = False) -> StepResult:
+        return StepResult(self._observation(text), reward, ended, False)
+
+    def _hints(self) -> dict[str, object]:
+        names, plan = [self._question.hops[0].query if self._question.hops else self._question.text], list[str]()
+        for query, title, shown in self._question.hops:
+            if shown not in self._shown.get(title, ""):
+                plan = [] if title in self._shown else [f"search: {query}"]
+                plan.append(f"open: {title}")
+                break
+            names.append(shown)
+            plan = [f"answer: {shown}"]
+        names = list(dict.fromkeys([*names, *list(self._shown)[-self._settings.k :]]))
+        commands = [f"search: {name}" for name in names] + [f"open: {title}" for title in self._shown]
+        return hints([*commands, f"answer: {names[-1]}"], plan, entities=names)
+
+
+def start_of(settings: SearchSettings, question: Question) -> str:
+    """The first observation."""
+    actions = "Actions: search: <words>, open: <title>, answer: <text>."
+    return f"Question: {question.text}\n{actions} Searches: {settings.max_queries}."
+
+
+def as_shown(title: str, text: str) -> str:
+    return f"{title}: {text}"
+
+
+def question_of(drawn: Mapping[str, Any]) -> Question:
+    return Question(drawn["question"], tuple(drawn["answers"]), tuple(Hop(*hop) for hop in drawn["hops"]))
+
+
+class Search(GeneratedWorld):
+    """``env=search`` (a ``World``)."""
+
+    name: ClassVar[str] = "search"
+    settings: ClassVar[type[SearchSettings]] = SearchSettings
+    package: ClassVar[str] = "imagination"
+    invalid: ClassVar[str] = INVALID
+    language: ClassVar[CommandGrammar] = LANGUAGE
+    elsewhere: ClassVar[bool] = False
+
+    def draw(
+        self,
+        settings: SearchSettings,
+        counts: Mapping[str, int],
+        seed: int,
+        progress: Progress,
+        panel: Panel | None = None,
+    ) -> dict[str, list[dict[str, Any]]]:
+        engine = engine_of(settings)
+
+        def found(hop: Hop) -> bool:
+            return hop.title in [article.title for article in engine.search(hop.query, settings.k, 1)]
+
+        def candidates(split: str, count: int) -> Iterator[Question]:
+            fold = settings.heldout_fold if split == "heldout" else split
+            rng = random.Random(derive_seed(f"search/{split}", seed))
+            if settings.corpus:
+                own = [q for f, q in read_questions(Path(settings.questions).expanduser()) if f == fold]
+                yield from (with_hop(engine, question, found) for question in rng.sample(own, len(own)))
+                return
+            corpus = make_corpus(settings.entities, settings.corpus_seed)
+            holds = corpus.holds()
+            for _ in range(_TRIES * count):
+                question = ask(corpus, holds, fold, rng.randint(settings.min_hops, settings.max_hops), rng)
+                if question is not None and all(map(found, question.hops)):
+                    yield question
+
+        def too_few(split: str, number: int) -> str:
+            return f"there are {number} questions for games.{split}={counts[split]}"
+
+        start, taken = partial(start_of, settings), panel.starts if panel else ()
+        drawn = draw_distinct(counts, candidates, start, progress, too_few, taken=taken)
+        return {split: [_drawn(question, engine) for question in questions] for split, questions in drawn.items()}
+
+    def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:
+        hidden = {key: drawn[key] for key in ("question", "answers", "hops")}
+        return Task(f"search-{digest(drawn['question'])}", privileged=hidden, world_facts=tuple(drawn["facts"]))
+
+    def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[SearchGame]:
+        return partial(SearchGame, SearchSettings(**settings), privileged)
+
+
+def with_hop(engine: SearchEngine, question: Question, found: Callable[[Hop], bool]) -> Question:
+    """The question, with the first article that holds an answer and that its title finds, where there is one."""
+    for answer in question.answers:
+        for title, text in engine.texts.items():
+            if answer in text and found(hop := Hop(title, title, answer)):
+                return question._replace(hops=(hop,))
+    return question
+
+
+def _drawn(question: Question, engine: SearchEngine) -> dict[str, Any]:
+    """With the articles of the chain as facts, in no order that would tell the answer."""
+    titles = sorted({hop.title for hop in question.hops})
+    facts = [as_shown(title, engine.texts[title]) for title in titles]
+    return {"question": question.text, "answers": question.answers, "hops": question.hops, "facts": facts}
