@@ -436,9 +436,9 @@ class ExperienceCollector:
             use_branch = source is Source.DREAM and rng.random() < branch
             name = rng.choice(branched if use_branch and branched else whole)
             real = (world or self.world).tasks.get(task_id, Task(task_id))
-            spec = {**real.spec, "start": name}
+            task = Task(task_id, {**real.spec, "start": name}, real.privileged)
             for k in range(settings.group_size):
                 episode_id = f"{source.value}/{index}/{g}/{k}"
                 seed = derive_seed("episode", self.plan.seed, index, g, k)
-                episodes.append(Episode(episode_id, Task(task_id, spec), f"{world_name}{index}/{g}", seed))
+                episodes.append(Episode(episode_id, task, f"{world_name}{index}/{g}", seed))
         return episodes

@@ -95,22 +95,26 @@ class SearchEngine:
 @lru_cache(2)
 def engine_of(settings: SearchSettings) -> SearchEngine:
     """Raises ``UserError``: the folder of the corpus cannot be read, or holds no text."""
-    if settings.corpus:
-        return SearchEngine(list(read_articles(Path(settings.corpus).expanduser(), settings.article_words)))
-    return SearchEngine(make_corpus(settings.entities, settings.corpus_seed).articles)
+    if not settings.corpus:
+        return SearchEngine(make_corpus(settings.entities, settings.corpus_seed).articles)
+    articles = list(read_articles(Path(settings.corpus).expanduser(), settings.article_words))
+    if not articles:
+        raise UserError(f"env.options.corpus={settings.corpus} holds no .txt or .md file with text")
+    return SearchEngine(articles)
 
 
 def read_articles(folder: Path, most: int) -> Iterator[Article]:
     """The files below the folder, in parts of at most so many words: ``rivers/nile``, ``rivers/nile (2)``."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix in (".txt", ".md"))
-    if not files:
-        raise UserError(f"env.options.corpus={folder} holds no .txt or .md file")
-    for path in files:
+    titles = set[str]()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".txt", ".md")):
         try:
-            words = path.read_text(encoding="utf-8").split()
+            words = path.read_text(encoding="utf-8-sig").split()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read as UTF-8 text: {error}") from error
         title = path.relative_to(folder).with_suffix("").as_posix()
+        if title in titles:
+            raise UserError(f"{path}: another file has this name but for its ending, and names are titles")
+        titles.add(title)
         for part, at in enumerate(range(0, len(words), most), start=1):
             yield Article(title if part == 1 else f"{title} ({part})", " ".join(words[at : at + most]))
 
@@ -118,7 +122,7 @@ def read_articles(folder: Path, most: int) -> Iterator[Article]:
 def read_questions(path: Path) -> list[tuple[str, Question]]:
     """Folds and questions of a file of JSON lines, without hops. Raises ``UserError``: what is wrong in which line."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"env.options.questions={path}: cannot be read: {error}") from error
     questions = []

@@ -204,4 +204,9 @@ def test_what_cannot_be_a_corpus_is_refused(tmp_path: Path) -> None:
             SearchSettings(**wrong)  # type: ignore[arg-type]
     (tmp_path / "q.jsonl").write_text("")
     empty = SearchSettings(corpus=str(tmp_path), questions=str(tmp_path / "q.jsonl"))
+    (tmp_path / "a.md").write_text(" ")
     refused(lambda: engine_of(empty), str(tmp_path), ".txt")
+    (tmp_path / "a.txt").write_text("Some text.")
+    refused(lambda: engine_of(empty), "a.txt")
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    refused(lambda: engine_of(empty), "a.txt", "UTF-8")
