@@ -1,7 +1,7 @@
 """Tool APIs: the multi-turn tasks of the Berkeley Function Calling Leaderboard, played with its own stateful APIs.
 
 A file system, trading, travel, messages, tweets, tickets, a car and arithmetic. The text of a reset lists the tools and
-gives the user's first request. An action is a call as text (``real_envs.worlds.tool_calls``), answered by the API; any
+gives the user's first request. An action is a call as text (``real_envs.calls``), answered by the API; any
 other text, or ``done()``, ends the user's turn and brings the next request. As in BFCL, a turn is fulfilled where the
 state of each API equals that after the true calls, and their answers are among those that were given. A fulfilled turn
 pays its part of 1; one that is not ends the episode.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from real_envs.calls import Call, parse_call, signature
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
 from real_envs.panels import Panel
@@ -30,16 +32,14 @@ from real_envs.worlds.bfcl_tasks import (
     BfclTask,
     Package,
     entities,
-    enum,
     refused,
-    signature,
-    true_call,
 )
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints
-from real_envs.worlds.tool_calls import Call, CallError, read_call
 
 VERSION = "2026.3.23"
 DONE = "done()"
+_BEGINS = re.compile(r"\s*(?:[\[{]|[A-Za-z_][\w.]*\()")  # a call; other text is for the user
+_LONGEST = 8000  # characters of a call that are read
 _FOLDS = 5
 _ROUNDS = 40  # states drawn of each original, before there are said to be no more that differ
 _CALLS = 16  # random ones that are tried for scripted agents
@@ -118,29 +118,31 @@ class BfclGame(Game):
         self._turn, self._steps, self._paid = 0, 0, 0.0
         self._answers: list[str] = []
         self._begin_turn()
-        tools = "\n".join(map(signature, self._tools.values()))
+        tools = "\n".join(signature(name, schema) for name, schema in self._tools.items())
         return _HEAD.format(session=self._task.session, tools=tools) + self._request()
 
     def _begin_turn(self) -> None:
         self._tools = self._package.tools(self._task, self._turn)
-        self._plan = [true_call(call) for call in self._task.turns[self._turn].calls]
+        self._plan = [parse_call(call) for call in self._task.turns[self._turn].calls]
         self._called = False
 
     def _request(self) -> str:
         turn = self._task.turns[self._turn]
-        added = [signature(self._tools[name]) for name in turn.tools]
+        added = [signature(name, self._tools[name]) for name in turn.tools]
         return "\n".join([*added, f"User: {turn.request}"])
 
     def _act(self, action: str) -> StepResult:
         self._steps += 1
-        try:
-            call = read_call(action)
-        except CallError as error:
-            return self._answered(f"Error: {error}")
-        if call is None or str(call) == DONE:
+        if not _BEGINS.match(action) and "<tool_call>" not in action:
             return self._end_turn()
-        if call.tool not in self._tools:
-            return self._answered(f"Error: there is no tool '{call.tool}'")
+        try:
+            call = parse_call(action[:_LONGEST])
+            if call.name == "done":
+                return self._end_turn()
+            if call.name not in self._tools:
+                raise ValueError(f"there is no tool '{call.name[:80]}'")
+        except ValueError as error:
+            return self._answered(f"Error: {error}")
         before = self._directory()
         answer = self._apis.answer(call)
         self._called = True
@@ -183,18 +185,18 @@ class BfclGame(Game):
         """What is left of the plan: a call of it was made, a ``cd`` aside is taken back, anything else is ignored."""
         if refused(answer):
             return
-        arguments = self._apis.arguments(call)
+        _, arguments = self._apis.bound(call)
         for k, planned in enumerate(self._plan):
-            if planned.tool == call.tool and self._apis.arguments(planned) == arguments:
+            if planned.name == call.name and self._apis.bound(planned)[1] == arguments:
                 del self._plan[k]
                 return
         if self._directory() is not before:
-            up = call.named.get("folder", (*call.positional, "")[0]) == ".."
-            self._plan.insert(0, Call("cd", (), {"folder": before.name if up else ".."}))
+            up = arguments["folder"] == ".."
+            self._plan.insert(0, Call("cd", {"folder": before.name if up else ".."}))
 
     def _hints(self) -> dict[str, object]:
         later = [call for turn in self._task.turns[self._turn + 1 :] for call in turn.calls]
-        plan = [*map(str, self._plan), DONE, *(str(true_call(call)) for call in later)]
+        plan = [*map(str, self._plan), DONE, *(str(parse_call(call)) for call in later)]
         return hints([*self._valid(), DONE], plan, entities=self._names)
 
     def _valid(self) -> list[str]:
@@ -215,23 +217,23 @@ class BfclGame(Game):
         return list(known)
 
     def _random_call(self, rng: random.Random) -> Call:
-        schema = self._tools[rng.choice(list(self._tools))]
-        parameters, required = schema["parameters"]["properties"], schema["parameters"]["required"]
+        tool = rng.choice(list(self._tools))
+        parameters, required = self._tools[tool]["properties"], self._tools[tool]["required"]
         chosen = [name for name in parameters if name in required or rng.random() < 0.2]
-        return Call(schema["name"], (), {name: self._random_value(parameters[name], rng) for name in chosen})
+        return Call(tool, {name: self._random_value(parameters[name], rng) for name in chosen})
 
     def _random_value(self, schema: Mapping[str, Any], rng: random.Random) -> Any:
-        if values := enum(schema):
-            return rng.choice(values)
+        if "enum" in schema:
+            return rng.choice(schema["enum"])
         kind = schema["type"]
         if kind == "boolean":
             return rng.random() < 0.5
-        if kind in ("integer", "float"):
+        if kind in ("integer", "number"):
             number = rng.choice((0, 1, 2, 3, 5, 10, 20, 50, 100, 500))
-            return float(number) if kind == "float" else number
-        if kind in ("array", "tuple"):
+            return float(number) if kind == "number" else number
+        if kind == "array":
             return [self._random_value(schema.get("items", {"type": "string"}), rng) for _ in range(rng.randint(1, 2))]
-        return {} if kind in ("dict", "object") else rng.choice(self._names or ["name"])
+        return {} if kind == "object" else rng.choice(self._names or ["name"])
 
 
 class Bfcl(GeneratedWorld):

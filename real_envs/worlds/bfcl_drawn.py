@@ -15,7 +15,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from real_envs.worlds.bfcl_tasks import NAMES, BfclTask, Package, enum, names_below, texts_below, true_call
+from real_envs.calls import parse_call
+from real_envs.worlds.bfcl_tasks import NAMES, BfclTask, Package, names_below, texts_below
 
 _NUMBER = r"(?<![\w.-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])"
 _TOKEN = re.compile(rf"{_NUMBER}|[A-Za-z0-9]+")
@@ -47,9 +48,9 @@ class DrawnTasks:
         """Words that mean something to the APIs, or stand in many requests, in lower case."""
         words = {"true", "false", "none"}
         for schemas in self._package.schemas.values():
-            for schema in schemas.values():
-                named = [schema["name"], *schema["parameters"]["properties"]]
-                named += [str(value) for s in schema["parameters"]["properties"].values() for value in enum(s)]
+            for tool, schema in schemas.items():
+                named = [tool, *schema["properties"]]
+                named += [str(value) for s in schema["properties"].values() for value in s.get("enum", ())]
                 words.update(word for name in named for word in _TOKEN.findall(name.lower()))
         tasks = self._package.originals("base")
         for task in tasks:
@@ -92,7 +93,7 @@ class DrawnTasks:
             for text, answer in zip(turn.calls, before, strict=True):
                 call = _TOKEN.sub(lambda match: values.get(_value(match[0]), match[0]), text)
                 calls.append(call)
-                said.append(apis.answer(true_call(call)))
+                said.append(apis.answer(parse_call(call)))
                 expected = _sub(answer, names)
                 if _WHOLE.sub("0", said[-1]) != _WHOLE.sub("0", expected):
                     return None

@@ -7,6 +7,7 @@ imported from there.
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import importlib
 import inspect
@@ -21,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from real_envs.worlds.tool_calls import Call, CallError, read_call
+from real_envs.calls import Call, parse_call
 
 CLASSES = tuple(
     "GorillaFileSystem MathAPI MessageAPI TicketAPI TradingBot TravelAPI TwitterAPI VehicleControlAPI".split()  # noqa: SIM905
@@ -90,7 +91,7 @@ class BfclTask:
         lines = []
         for k, turn in enumerate(self.turns, 1):
             lines += [f"request {k}: {turn.request}"] if k > 1 else []
-            lines.append(f"calls {k}: {'; '.join(str(true_call(call)) for call in turn.calls) or 'none'}")
+            lines.append(f"calls {k}: {'; '.join(str(parse_call(call)) for call in turn.calls) or 'none'}")
         return (*lines, *(line for api in self.apis for line in _lines(api, self.config.get(api, {}))))
 
 
@@ -110,28 +111,29 @@ class Apis:
     def __init__(self, instances: Mapping[str, Any]) -> None:
         self.instances = instances
 
-    def method(self, tool: str) -> Callable[..., Any] | None:
-        return next((getattr(api, tool) for api in self.instances.values() if hasattr(api, tool)), None)
+    def bound(self, call: Call) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The method that a call names and its arguments, defaults left out.
 
-    def arguments(self, call: Call) -> dict[str, Any] | None:
-        """By name, defaults left out; ``None`` where they do not fit."""
-        method = self.method(call.tool)
+        Raises:
+            ValueError: there is no such method, or the arguments do not fit it; the message says why.
+        """
+        method = next((getattr(api, call.name) for api in self.instances.values() if hasattr(api, call.name)), None)
+        if method is None:
+            raise ValueError(f"there is no tool '{call.name[:80]}'")
+        expected = inspect.signature(method)
         try:
-            return dict(inspect.signature(method).bind(*call.positional, **call.named).arguments) if method else None
-        except TypeError:
-            return None
+            return method, dict(expected.bind(**call.named(list(expected.parameters))).arguments)
+        except TypeError as error:
+            raise ValueError(f"{call.name}: {error}") from None
 
     def answer(self, call: Call) -> str:
         """What the API says, in the words of the benchmark's own executor; arguments that do not fit are refused."""
-        method = self.method(call.tool)
-        if method is None:
-            return f"Error: there is no tool '{call.tool}'"
         try:
-            inspect.signature(method).bind(*call.positional, **call.named)
-        except TypeError as error:
-            return f"Error: {call.tool}: {error}"
+            method, arguments = self.bound(call)
+        except ValueError as error:
+            return f"Error: {error}"
         try:
-            return _text(method(*copy.deepcopy(call.positional), **copy.deepcopy(dict(call.named))))
+            return _text(method(**copy.deepcopy(arguments)))
         except Exception as error:  # of a program of others that checks no types
             return _clean(f"{ERROR}{error}")
 
@@ -202,11 +204,10 @@ class Package:
         self._replays: dict[str, Replay] = {}
 
     @cached_property
-    def schemas(self) -> dict[str, dict[str, Any]]:
-        """By class and tool."""
-        return {
-            name: {s["name"]: s for s in self._rows(f"multi_turn_func_doc/{self._files[name]}")} for name in CLASSES
-        }
+    def schemas(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """JSON schemas of arguments by class and tool."""
+        rows = {name: self._rows(f"multi_turn_func_doc/{self._files[name]}") for name in CLASSES}
+        return {name: {row["name"]: _json_schema(row["parameters"]) for row in rows[name]} for name in CLASSES}
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.data / name).read_text("utf-8").splitlines() if line.strip()]
@@ -219,7 +220,7 @@ class Package:
 
     def _can(self, task: BfclTask) -> bool:
         return all(
-            true_call(call).tool in self.tools(task, k) for k, turn in enumerate(task.turns) for call in turn.calls
+            parse_call(call).name in self.tools(task, k) for k, turn in enumerate(task.turns) for call in turn.calls
         )
 
     def _task(self, kind: str, row: Mapping[str, Any], truth: Sequence[Sequence[str]]) -> BfclTask:
@@ -255,45 +256,35 @@ class Package:
                 self._replays.pop(next(iter(self._replays)))
             apis, replay = self.load(task), Replay()
             for turn in task.turns:
-                replay.answers.append([apis.answer(true_call(call)) for call in turn.calls])
+                replay.answers.append([apis.answer(parse_call(call)) for call in turn.calls])
                 replay.states.append(apis.copy())
             self._replays[key] = replay
         return self._replays[key]
 
 
-def true_call(text: str) -> Call:
-    """Raises ``CallError`` where it is none."""
-    call = read_call(text)
-    if call is None:
-        raise CallError(f"{text!r} is no call")
-    return call
-
-
-def enum(schema: Mapping[str, Any]) -> list[Any]:
-    """The values that a parameter may have; empty where its schema names none."""
-    match = _ENUM.search(schema.get("description", ""))
-    try:
-        return list(schema.get("enum") or (ast.literal_eval(match[1]) if match else ()))
-    except (ValueError, SyntaxError):
-        return []
-
-
-def signature(schema: Mapping[str, Any]) -> str:
-    """``create_ticket(title, description='', priority=1)``."""
-    parameters, required = schema["parameters"]["properties"], schema["parameters"]["required"]
-    shown = [name if name in required else f"{name}={value.get('default')!r}" for name, value in parameters.items()]
-    return f"{schema['name']}({', '.join(shown)})"
+def _json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The benchmark's schema of a value, which has types of Python and names enums in its description."""
+    kinds = {"dict": "object", "float": "number", "tuple": "array"}
+    made = {**schema, "type": kinds.get(schema["type"], schema["type"])}
+    if match := _ENUM.search(schema.get("description", "")):
+        with contextlib.suppress(ValueError, SyntaxError):
+            made["enum"] = list(ast.literal_eval(match[1]))
+    if "properties" in schema:
+        made["properties"] = {name: _json_schema(value) for name, value in schema["properties"].items()}
+    if "items" in schema:
+        made["items"] = _json_schema(schema["items"])
+    return made
 
 
 def entities(task: BfclTask) -> list[str]:
     """Names and short texts of the state and the true calls."""
     texts = [text for value in task.config.values() for text in [*names_below(value), *texts_below(value)]]
-    texts += [text for turn in task.turns for call in turn.calls for text in _literals(true_call(call))]
+    texts += [text for turn in task.turns for call in turn.calls for text in _literals(parse_call(call))]
     return list(dict.fromkeys(text for text in texts if 1 < len(text) <= 40 and "\n" not in text))
 
 
 def _literals(call: Call) -> Iterator[str]:
-    yield from texts_below({"": [*call.positional, *call.named.values()]})
+    yield from texts_below([*call.positional, *call.arguments.values()])
 
 
 def texts_below(value: Any) -> Iterator[str]:

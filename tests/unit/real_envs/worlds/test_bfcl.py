@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from real_envs.calls import Call, parse_call
 from real_envs.env import Task
 from real_envs.errors import UserError
 from real_envs.scripted_agents import mixture
 from real_envs.trajectory import Observation
 from real_envs.worlds.bfcl import LANGUAGE, Bfcl, BfclGame, BfclSettings, is_heldout
 from real_envs.worlds.bfcl_drawn import DrawnTasks
-from real_envs.worlds.bfcl_tasks import REFUSED, BfclTask, Package, refused, true_call
-from real_envs.worlds.tool_calls import Call
+from real_envs.worlds.bfcl_tasks import REFUSED, BfclTask, Package, refused
 from tests.support.played import by_plan, findings, generated
 from tests.support.refusal import refused as raises
 
@@ -83,7 +83,7 @@ def test_without_a_call_that_changes_the_state_no_task_is_solved(package: Packag
         apis = package.load(task)
         for turn, k in ((turn, k) for turn, user in enumerate(task.turns) for k in range(len(user.calls))):
             before = apis.copy()
-            apis.answer(true_call(task.turns[turn].calls[k]))
+            apis.answer(parse_call(task.turns[turn].calls[k]))
             if not before.same_state(apis):
                 assert reward(played(game, task, (turn, k))) < 0.999, (task.number, turn, k)
                 tried += 1
@@ -110,7 +110,7 @@ def test_answers_are_the_apis_own_and_what_is_wrong_with_a_call_is_said(package:
     task = package.originals("base")[0]
     start = game.reset(Task("t", {"task": task.write()})).text
     assert f"User: {task.turns[0].request}" in start
-    assert "\nmv(source, destination)\n" in start
+    assert "\nmv(source: str, destination: str)\n" in start
     assert "\ncp(" not in start, "the benchmark takes this tool away here"
 
     def said(action: str) -> str:
@@ -126,7 +126,7 @@ def test_answers_are_the_apis_own_and_what_is_wrong_with_a_call_is_said(package:
         "cp(source='a', destination='b')": "'cp'",
         "_load_scenario(scenario={})": "'_load_scenario'",
         "eval('1')": "'eval'",
-        "cd(folder=open('a'))": "call",
+        "cd(folder=open('a'))": "literals",
         "tail(file_name='final_report.pdf', lines='many')": "",
     }.items():
         answer = said(action)
@@ -147,7 +147,7 @@ def test_a_tool_that_is_missing_comes_with_its_turn(package: Package, game: Bfcl
             game.step(call)
         assert refused(game.step("sort('final_report.pdf')").observation.text)
         brought = game.step("done()").observation.text
-    assert brought.startswith("sort(file_name)\nUser: ")
+    assert brought.startswith("sort(file_name: str)\nUser: ")
 
 
 @needs_package
@@ -167,8 +167,8 @@ def test_drawn_tasks_are_solved_by_their_true_calls_and_differ(package: Package,
         changed["calls"] += any(old != new for old, new in names)
         changed["requests"] += any(a.request != b.request for a, b in zip(task.turns, made.turns, strict=True))
         assert made.config != task.config or any(old != new for old, new in names)
-        assert [[true_call(c).tool for c in t.calls] for t in made.turns] == [
-            [true_call(c).tool for c in t.calls] for t in task.turns
+        assert [[parse_call(c).name for c in t.calls] for t in made.turns] == [
+            [parse_call(c).name for c in t.calls] for t in task.turns
         ]
     assert changed["calls"] > 25
     assert changed["requests"] > 25
@@ -249,14 +249,13 @@ def test_experts_go_on_after_a_step_aside_and_others_err(package: Package) -> No
             solved[agent.name] += reward(results) > 0.999
     assert solved["expert"] == 20 > max(n for name, n in solved.items() if name != "expert") > 0
     assert 0.1 < sum(map(refused, answers)) / len(answers) < 0.7
-    assert {"there is no tool", "argument", "cannot be read", '{"error"'} <= {
-        said for said in ("there is no tool", "argument", "cannot be read", '{"error"') if said in "\n".join(answers)
-    }
+    for kind in ("there is no tool", "argument", "no call", '{"error"'):
+        assert any(kind in answer for answer in answers), kind
 
 
 @needs_package
 def test_an_instance_is_copied_with_its_chance(package: Package) -> None:
     task = next(task for task in package.originals("base") if "TravelAPI" in task.apis)
     apis = package.load(task)
-    call = Call("authenticate_travel", ("a", "b", "c", "read", "Ann", "Lee"))
+    call = Call("authenticate_travel", {}, ("a", "b", "c", "read", "Ann", "Lee"))
     assert apis.copy().answer(call) == apis.answer(call)
