@@ -61,7 +61,7 @@ class EngineSettings:
     #: speculative decoding of the world model with drafts from the log (inprocess). Exact in float32; in half precision
     #: some tokens change, as other batches round in another way
     drafts: bool = True
-    #: CUDA graphs of steps that read one token a sequence (inprocess, on a card); prompts and drafts have none
+    #: CUDA graphs of steps that read one token a sequence or, with small models, up to 64 (inprocess, on a card)
     graphs: bool = True
     gpu_memory_utilization: float = 0.0  #: share of the GPU for vllm, in place of memory_gib; 0 uses memory_gib
     eager: bool = True  #: vllm runs without compilation and starts in seconds; false is faster on GPUs after the start
