@@ -6,7 +6,7 @@ from collections import defaultdict
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-server = MCPServer("notes")
+server = MCPServer("notes", log_level="WARNING")
 books: dict[str, dict[int, str]] = defaultdict(dict)
 
 

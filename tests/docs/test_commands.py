@@ -7,10 +7,17 @@ import ast
 import asyncio
 import inspect
 import json
+import os
 import re
 import runpy
 import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +26,12 @@ import pytest
 from imagination.cli import STAGES, main, placed
 from imagination.settings import Config
 from imagination.settings.compose import load_config
+from tests.support.subprocess_server import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-# Settings and stage of every command are checked; those of this page run, in order.
-RUN = {"docs/quickstart.md"}
+# Settings and stage of every command are checked; those of these pages run, in order.
+RUN = {"docs/quickstart.md", "docs/your-api.md"}
 
 
 def blocks(page: Path, language: str) -> Iterator[str]:
@@ -86,6 +94,66 @@ def like_it(
 def test_the_quickstart_runs_from_top_to_bottom(quickstart: Path) -> None:
     for page in ("report.html", "audit.html", "compare.html"):
         assert (quickstart / "outputs/first" / page).exists()
+
+
+def test_an_api_becomes_a_dream_with_the_same_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mcp", reason="pip install 'imagination[mcp]'")
+    pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]'")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    page, port = ROOT / "docs/your-api.md", free_port()
+    few = {"collect": "games.train=2 games.heldout=1 collect.episodes=20 collect.heldout_episodes=2 collect.workers=1"}
+    few["collect"] += (
+        " fit.steps=400 dream.min_confidence=0 train.updates=1 tripwires.enabled=false evaluate.episodes=4"
+    )
+    few["collect"] += " evaluate.heldout_episodes=2"
+    few |= {"audit": "audit.judged=8", "serve": "serve.port=0"}
+    (server,) = re.findall(r"^python (examples\S+) 8765 &$", page.read_text(), flags=re.MULTILINE)
+    with running([server, str(port)], subprocess.DEVNULL), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("no_proxy", "127.0.0.1")
+        wait_for(port)
+        for words in commands(page):
+            stage = [word.replace(":8765/", f":{port}/") for word in words] + few.get(words[0], "").split()
+            if words[0] != "serve":
+                assert main(stage) == 0, words
+    serve = ["-c", "import sys; from imagination.cli import main; sys.exit(main())", *stage]
+    with running(serve, subprocess.PIPE) as process:
+        assert process.stdout is not None
+        address = next(found[1] for line in process.stdout if (found := re.match(r"MCP:\s+(http\S+)", line)))
+        names, first = asyncio.run(dreamed(address))
+        assert names == {"add_note", "list_notes", "delete_note", "done", "reset"}
+        assert "say done()" in first[0]
+        assert asyncio.run(dreamed(address)) == (names, first), "the same seed and calls, the same answers"
+
+
+async def dreamed(address: str) -> tuple[set[str], list[str]]:
+    """The tools of the dream at the address, and what it answers to a few calls."""
+    from mcp import Client
+
+    async with Client(address, read_timeout_seconds=60) as dream:
+        names = {tool.name for tool in (await dream.list_tools()).tools}
+        calls: list[tuple[str, dict[str, object]]] = [("reset", {"seed": 3}), ("add_note", {"title": "milk"})]
+        return names, [str((await dream.call_tool(*call)).content[0]) for call in calls]
+
+
+@contextmanager
+def running(words: list[str], output: int) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, *words], stdout=output, text=True, env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(port: int, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        assert time.monotonic() < deadline, "nothing listens there"
+        time.sleep(0.1)
 
 
 def test_the_python_of_the_readme_runs(like_it: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,7 +106,7 @@ class McpSession:
         self._reward = 0.0 if self._check else None
         lines = [signature(tool.name, tool.schema) + self._about(tool) for tool in tools]
         self._text = "\n".join([spec["text"], "Tools, called as name(argument=value):", *lines])
-        return self._reply(self._text)
+        return self._reply(self._text, seen="")
 
     def act(self, action: str) -> ServerReply:
         try:
@@ -115,10 +115,11 @@ class McpSession:
                 raise ValueError(f"there is no tool {call.name[:80]!r}")
             arguments = call.named(_parameters(self._tools[call.name]))
         except ValueError as error:
-            return self._reply(f"Invalid call: {error}")
+            return self._reply(f"Invalid call: {error}", seen="")
         if call.name == self._settings.done:
             return ServerReply("Done.", self._judged(arguments), True)
-        return self._reply(self._called(call.name, arguments))
+        text = self._called(call.name, arguments)
+        return self._reply(text, seen=text)
 
     def close(self) -> None:
         if self._http is not None:
@@ -245,8 +246,8 @@ class McpSession:
         line = " ".join(tool.description.split())[:_DESCRIBED]
         return f": {line}" if line else ""
 
-    def _reply(self, text: str) -> ServerReply:
-        plausible = plausible_calls(self._tools.values(), f"{self._text}\n{text}")
+    def _reply(self, text: str, seen: str) -> ServerReply:
+        plausible = plausible_calls(self._tools.values(), f"{self._text}\n{seen}")
         commands = dict.fromkeys([*plausible, *commands_of(self._settings.commands)])
         return ServerReply(text, self._reward, False, tuple(commands))
 
