@@ -32,7 +32,7 @@ from worldmodel.goal import GoalWorldModel
 from worldmodel.known_rewards import KnownRewardsWorldModel, rewarded_actions
 from worldmodel.rules.invariants import OUTCOME
 from worldmodel.rules.rule_set import RuleSet
-from worldmodel.rules.world_model import RuledWorldModel
+from worldmodel.rules.world_model import DeclaredRefusals, RuledWorldModel
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import LanguageWorldModel
 
@@ -144,6 +144,8 @@ class Session:
             if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
                 rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
             model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
+        if settings.exact == "schema":
+            model = DeclaredRefusals(model, world_models.refusal_of(config.env.name))
         return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
 
     def _served(self, folder: Path, form: TransitionFormat, temperature: float) -> TextWorldModel:

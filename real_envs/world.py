@@ -28,6 +28,9 @@ class World(Protocol):
         invalid: a regular expression of what the world answers to an action that it does not understand.
         elsewhere: whether commands that solve one task could be tried in another. To find them, each training task is
             reset once. ``True`` where a world does not say.
+        refusal: optional, ``(start, history, action) -> str | None``: what it says to an action that it refuses by
+            rules that the texts of an episode declare, as schemas of tools do. Dreams take it from there
+            (``worldmodel.exact=schema``).
     """
 
     name: ClassVar[str]

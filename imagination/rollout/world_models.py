@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,8 @@ from imagination.rollout.dream_env import Guard
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import DreamSettings, UserError, WorldModelSettings
 from policy.lm.render import ChatFormat
-from real_envs.trajectory import Trajectory
+from real_envs.trajectory import Trajectory, Turn
+from real_envs.world import find_world
 from worldmodel.calibration import FILE, Calibration
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import DELIMITER, FullObservation, TransitionFormat, prompt_tokens
@@ -86,6 +87,14 @@ def as_trained(run: RunFolder, settings: WorldModelSettings) -> WorldModelSettin
 def member_folder(run: RunFolder, member: int) -> Path:
     """``models/worldmodel``, ``models/worldmodel-1``, ..."""
     return run.model(f"worldmodel-{member}" if member else "worldmodel")
+
+
+def refusal_of(env: str) -> Callable[[str, Sequence[Turn], str], str | None]:
+    """See ``World.refusal``. Raises ``UserError``: the world declares none."""
+    declared: Callable[[str, Sequence[Turn], str], str | None] | None = getattr(find_world(env), "refusal", None)
+    if declared is None:
+        raise UserError(f"env={env} declares no schemas of tools: set worldmodel.exact=off")
+    return declared
 
 
 def rules_of(run: RunFolder) -> RuleSet | None:

@@ -52,6 +52,8 @@ def fingerprint(config: Config, stage: str = "") -> str:
         if name == "worldmodel" and stage in _FITS:
             # they answer beside the model, and are mined whatever it is fitted to
             del chosen[name]["rules"], chosen[name]["resamples"]
+        if name == "worldmodel" and (stage in _FITS or config.worldmodel.exact == "off"):
+            del chosen[name]["exact"]  # as above, and runs from before there was one are known without
         if name == "train" and not config.train.max_staleness:
             del chosen[name]["max_staleness"]  # as above
         if name == "env":

@@ -9,11 +9,12 @@ pays its part of 1; one that is not ends the episode.
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from real_envs.errors import UserError
 from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
+from real_envs.trajectory import Turn
 from real_envs.worlds.bfcl_drawn import DrawnTasks
 from real_envs.worlds.bfcl_tasks import (
     CLASSES,
@@ -39,6 +41,8 @@ from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_dist
 VERSION = "2026.3.23"
 DONE = "done()"
 _BEGINS = re.compile(r"\s*(?:[\[{]|[A-Za-z_][\w.]*\()")  # a call; other text is for the user
+_TOOL = re.compile(r"^(\w+)\((.*)\)$", re.MULTILINE)
+_PARAMETER = re.compile(r"(?:^|, )(\w+)(\??): ")
 _LONGEST = 8000  # characters of a call that are read
 _FOLDS = 5
 _ROUNDS = 40  # states drawn of each original, before there are said to be no more that differ
@@ -99,6 +103,54 @@ def is_heldout(number: int) -> bool:
     return derive_seed("BFCL fold", number) % _FOLDS == 0
 
 
+def _signatures(text: str) -> dict[str, inspect.Signature]:
+    """The tools that lines of a text list, as ``real_envs.calls.signature`` writes them."""
+    return {name: inspect.Signature(_parameters(written)) for name, written in _TOOL.findall(text)}
+
+
+def _parameters(written: str) -> list[inspect.Parameter]:
+    _, *parts = _PARAMETER.split(written)  # name, ``?`` or nothing, and the type with a default, again and again
+    free = [bool(optional) or " = " in kind for optional, kind in zip(parts[1::3], parts[2::3], strict=True)]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = zip(parts[::3], free, strict=True)
+    return [inspect.Parameter(name, kind, default=None if may else inspect.Parameter.empty) for name, may in names]
+
+
+def _call_of(action: str, tools: Mapping[str, inspect.Signature]) -> Call | None:
+    """The call that an action makes; ``None``: it ends the user's turn.
+
+    Raises:
+        ValueError: no tool can be called so; the message says why.
+    """
+    if not _BEGINS.match(action) and "<tool_call>" not in action:
+        return None
+    call = parse_call(action[:_LONGEST])
+    if call.name == "done":
+        return None
+    if call.name not in tools:
+        raise ValueError(f"there is no tool '{call.name[:80]}'")
+    try:
+        tools[call.name].bind(**call.named(list(tools[call.name].parameters)))
+    except TypeError as error:
+        raise ValueError(f"{call.name}: {error}") from None
+    return call
+
+
+def refusal(start: str, history: Sequence[Turn], action: str) -> str | None:
+    """What is said to a call that the tools in an episode's texts do not allow; ``None`` where others answer.
+
+    Where the tools are a function of the texts, so is this answer: a world model need not learn it.
+    """
+    # before the user speaks, in the start and in what ends a turn
+    spoken = [text.partition("\nUser: ") for text in (start, *(turn.observation for turn in history))]
+    tools = _signatures("\n".join(before for before, user, _ in spoken if user))
+    try:
+        _call_of(action, tools)
+    except ValueError as error:
+        return f"Error: {error}"
+    return None
+
+
 class BfclGame(Game):
     """A task that ``spec["task"]`` holds as JSON.
 
@@ -123,6 +175,7 @@ class BfclGame(Game):
 
     def _begin_turn(self) -> None:
         self._tools = self._package.tools(self._task, self._turn)
+        self._signatures = _signatures("\n".join(signature(*tool) for tool in self._tools.items()))
         self._plan = [parse_call(call) for call in self._task.turns[self._turn].calls]
         self._called = False
 
@@ -133,16 +186,12 @@ class BfclGame(Game):
 
     def _act(self, action: str) -> StepResult:
         self._steps += 1
-        if not _BEGINS.match(action) and "<tool_call>" not in action:
-            return self._end_turn()
         try:
-            call = parse_call(action[:_LONGEST])
-            if call.name == "done":
-                return self._end_turn()
-            if call.name not in self._tools:
-                raise ValueError(f"there is no tool '{call.name[:80]}'")
+            call = _call_of(action, self._signatures)
         except ValueError as error:
             return self._answered(f"Error: {error}")
+        if call is None:
+            return self._end_turn()
         before = self._directory()
         answer = self._apis.answer(call)
         self._called = True
@@ -244,6 +293,7 @@ class Bfcl(GeneratedWorld):
     package: ClassVar[str] = "bfcl-eval"
     invalid: ClassVar[str] = REFUSED
     language: ClassVar[CommandGrammar] = LANGUAGE
+    refusal = staticmethod(refusal)
 
     def draw(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -112,3 +112,28 @@ class RuledWorldModel(WorldModelWrapper):
     def release(self, session: object) -> None:
         self.rules.release(session)
         super().release(session)
+
+
+class DeclaredRefusals(WorldModelWrapper):
+    """Any world model, where what the world itself declares to refuse is refused without asking the model.
+
+    Args:
+        refusal: see ``World.refusal``. What it refuses pays nothing and ends nothing.
+    """
+
+    def __init__(self, model: LanguageWorldModel, refusal: Callable[[str, Sequence[Turn], str], str | None]) -> None:
+        super().__init__(model)
+        self.refusal = refusal
+        self.version = f"{model.version}+schema"
+
+    def around(self, model: LanguageWorldModel) -> DeclaredRefusals:
+        return DeclaredRefusals(model, self.refusal)
+
+    async def predict(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+    ) -> Prediction:
+        text = self.refusal(start, history, action)
+        if text is None:
+            return await self.model.predict(start, history, action, seed, session)
+        sure = 0.0 if len(self.engines) > 1 else None
+        return Prediction(text, 0.0, False, 1.0, 1.0, disagreement=sure, outcome_by="rule", rule="schema")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from real_envs.calls import Call, parse_call
 from real_envs.env import Task
 from real_envs.errors import UserError
 from real_envs.scripted_agents import mixture
-from real_envs.trajectory import Observation
-from real_envs.worlds.bfcl import LANGUAGE, Bfcl, BfclGame, BfclSettings, is_heldout
+from real_envs.trajectory import Observation, Turn
+from real_envs.worlds.bfcl import LANGUAGE, Bfcl, BfclGame, BfclSettings, is_heldout, refusal
 from real_envs.worlds.bfcl_drawn import DrawnTasks
 from real_envs.worlds.bfcl_tasks import REFUSED, BfclTask, Package, refused
 from tests.support.played import by_plan, findings, generated
@@ -220,6 +222,18 @@ def test_the_environment_keeps_the_protocol(tmp_path: Path) -> None:
     assert not set(task.world_facts) & set(Bfcl().task({"id": "x", "task": task.spec["task"]}, {}).spec.values())
 
 
+def acts(game: BfclGame, agent: Any, observation: Observation, seed: int) -> Iterator[tuple[str, Any]]:
+    """What an agent does in at most 25 turns, and what came of it."""
+    actor = agent.start(observation, seed)
+    for _ in range(25):
+        action = asyncio.run(actor.act())
+        result = game.step(action)
+        yield action, result
+        if result.terminated:
+            break
+        actor.observe(result.observation)
+
+
 @needs_package
 def test_experts_go_on_after_a_step_aside_and_others_err(package: Package) -> None:
     assert FOLDER is not None
@@ -236,15 +250,8 @@ def test_experts_go_on_after_a_step_aside_and_others_err(package: Package) -> No
     agents = [agent for agent, _ in mixture((), LANGUAGE)]
     for number, original in enumerate(package.originals("base")[::10]):
         for agent in agents:
-            observation: Observation = game.reset(Task("t", {"task": original.write()}))
-            actor = agent.start(observation, number)
-            results: list[Any] = []
-            while len(results) < 25 and not (results and results[-1].terminated):
-                act = actor.act()
-                with pytest.raises(StopIteration) as chosen:  # a coroutine that waits for nothing
-                    act.send(None)
-                results.append(game.step(chosen.value.value))
-                actor.observe(results[-1].observation)
+            start = game.reset(Task("t", {"task": original.write()}))
+            results = [result for _, result in acts(game, agent, start, number)]
             answers += [result.observation.text for result in results]
             solved[agent.name] += reward(results) > 0.999
     assert solved["expert"] == 20 > max(n for name, n in solved.items() if name != "expert") > 0
@@ -259,3 +266,22 @@ def test_an_instance_is_copied_with_its_chance(package: Package) -> None:
     apis = package.load(task)
     call = Call("authenticate_travel", {}, ("a", "b", "c", "read", "Ann", "Lee"))
     assert apis.copy().answer(call) == apis.answer(call)
+
+
+@needs_package
+def test_what_schemas_refuse_is_told_from_the_texts_of_an_episode_alone(package: Package) -> None:
+    """In each turn of every scripted agent ``refusal`` says what the world said, and nothing where an API answered."""
+    assert FOLDER is not None
+    game, refusals, others = BfclGame(FOLDER, privileged=True), 0, 0
+    for number, original in enumerate([*package.originals("base")[::9], *package.originals("miss_func")[::20]]):
+        for agent, _ in mixture((), LANGUAGE):
+            start = game.reset(Task("t", {"task": original.write()}))
+            history: list[Turn] = []
+            for action, result in acts(game, agent, start, number):
+                text = result.observation.text
+                declared = refusal(start.text, history, action)
+                said = text if text.startswith("Error: ") else None
+                assert declared == said, action
+                refusals, others = refusals + (said is not None), others + (said is None)
+                history.append(Turn(action, text, result.reward, result.terminated))
+    assert min(refusals, others) > 100
