@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from real_envs.calls import parse_call
+from real_envs.seeding import derive_seed
 from real_envs.worlds.bfcl_tasks import NAMES, BfclTask, Package, names_below, texts_below
 
 _NUMBER = r"(?<![\w.-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])"
@@ -63,7 +64,8 @@ class DrawnTasks:
 
     def draw(self, task: BfclTask, seed: int) -> BfclTask | None:
         """Another task in place of an original one; ``None`` where nothing of it could be replaced."""
-        rng, answers = random.Random(seed), self._package.replay(task).answers
+        rng = random.Random(derive_seed("BFCL state", seed))
+        answers = self._package.replay(task).answers
         candidates = [name for name in _candidates(task, self.reserved) if rng.random() < _KEPT]
         if not all(_shown(task, answers, lambda token: _value(token) >= _LEAST)):
             candidates = [name for name in candidates if not _WHOLE.fullmatch(name)]  # a call's number is worked out
