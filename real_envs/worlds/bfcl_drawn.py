@@ -91,18 +91,18 @@ class DrawnTasks:
         values: dict[float, str] = {}  # numbers of the original's answers, as they are here
         turns, given = [], []
         for turn, before in zip(made.turns, answers, strict=True):
-            calls, said = [], []
+            calls, new_answers = [], []
             for text, answer in zip(turn.calls, before, strict=True):
                 call = _TOKEN.sub(lambda match: values.get(_value(match[0]), match[0]), text)
                 calls.append(call)
-                said.append(apis.answer(parse_call(call)))
+                new_answers.append(apis.answer(parse_call(call)))
                 expected = _sub(answer, names)
-                if _WHOLE.sub("0", said[-1]) != _WHOLE.sub("0", expected):
+                if _WHOLE.sub("0", new_answers[-1]) != _WHOLE.sub("0", expected):
                     return None
-                pairs = zip(_WHOLE.findall(answer), _WHOLE.findall(said[-1]), strict=True)
+                pairs = zip(_WHOLE.findall(answer), _WHOLE.findall(new_answers[-1]), strict=True)
                 values.update({_value(old): new for old, new in pairs if old != new and _sub(old, names) == old})
             turns.append(replace(turn, calls=tuple(calls)))
-            given.append(said)
+            given.append(new_answers)
         made = replace(made, turns=tuple(turns))
         new = {name.lower() for name in names.values()} | set(values.values())
         return made if all(_shown(made, given, lambda token: token.lower() in new)) else None
@@ -210,9 +210,9 @@ def _shown(task: BfclTask, answers: list[list[str]], asked: Callable[[str], bool
             seen.add(token.lower())
             values.add(_value(token))
 
-    for turn, said in zip(task.turns, answers, strict=True):
+    for turn, of_turn in zip(task.turns, answers, strict=True):
         see(turn.request)
-        for call, answer in zip(turn.calls, said, strict=True):
+        for call, answer in zip(turn.calls, of_turn, strict=True):
             for token in filter(asked, _TOKEN.findall(call.partition("(")[2])):
                 yield _value(token) in values if _value(token) >= 0 else token.lower() in seen
             see(answer)

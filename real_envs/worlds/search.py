@@ -241,7 +241,7 @@ class Search(GeneratedWorld):
     ) -> dict[str, list[dict[str, Any]]]:
         engine = engine_of(settings)
 
-        def found(hop: Hop) -> bool:
+        def answers_hop(hop: Hop) -> bool:
             return hop.title in [article.title for article in engine.search(hop.query, settings.k, 1)]
 
         def candidates(split: str, count: int) -> Iterator[Question]:
@@ -249,13 +249,13 @@ class Search(GeneratedWorld):
             rng = random.Random(derive_seed(f"search/{split}", seed))
             if settings.corpus:
                 own = [q for f, q in read_questions(Path(settings.questions).expanduser()) if f == fold]
-                yield from (with_hop(engine, question, found) for question in rng.sample(own, len(own)))
+                yield from (with_hop(engine, question, answers_hop) for question in rng.sample(own, len(own)))
                 return
             corpus = make_corpus(settings.entities, settings.corpus_seed)
             holds = corpus.holds()
             for _ in range(_TRIES * count):
                 question = ask(corpus, holds, fold, rng.randint(settings.min_hops, settings.max_hops), rng)
-                if question is not None and all(map(found, question.hops)):
+                if question is not None and all(map(answers_hop, question.hops)):
                     yield question
 
         def too_few(split: str, number: int) -> str:
@@ -273,11 +273,11 @@ class Search(GeneratedWorld):
         return partial(SearchGame, SearchSettings(**settings), privileged)
 
 
-def with_hop(engine: SearchEngine, question: Question, found: Callable[[Hop], bool]) -> Question:
+def with_hop(engine: SearchEngine, question: Question, answers_hop: Callable[[Hop], bool]) -> Question:
     """The question, with the first article that holds an answer and that its title finds, where there is one."""
     for answer in question.answers:
         for title, text in engine.texts.items():
-            if answer in text and found(hop := Hop(title, title, answer)):
+            if answer in text and answers_hop(hop := Hop(title, title, answer)):
                 return question._replace(hops=(hop,))
     return question
 

@@ -256,15 +256,15 @@ def _write(corpus: Corpus, name: str, fold: str, dates: Iterator[str], rng: rand
         years.insert(0, rng.randrange(1950, 2000))
     for year in years:
         title = f"{name} ({year})" if len(years) > 1 else name
-        told = dict(values)
+        stated = dict(values)
         if year != years[-1]:
-            told = {key: value for key, value in told.items() if relations[key].changes or rng.random() < 0.3}
-            for key in filter(lambda key: relations[key].changes, told):
+            stated = {key: value for key, value in stated.items() if relations[key].changes or rng.random() < 0.3}
+            for key in filter(lambda key: relations[key].changes, stated):
                 others = corpus.members[fold, relations[key].value]
-                told[key] = rng.choice([other for other in others if other not in (name, values[key])])
+                stated[key] = rng.choice([other for other in others if other not in (name, values[key])])
         facts = [
             Fact(name, key, value, rng.choice(corpus.names.get(value, (value,))), title, year)
-            for key, value in told.items()
+            for key, value in stated.items()
         ]
         corpus.facts += facts
         corpus.articles.append(Article(title, _article(corpus, name, facts, rng)))
