@@ -47,14 +47,16 @@ from worldmodel.evaluation.dreams import contradiction_metrics
 from worldmodel.evaluation.proportions import Proportion, pooled
 from worldmodel.rules.refusals import learn_refusals
 
+_TURNS = [f"{stage}.max_turns=20" for stage in ("collect", "dream", "evaluate")]
 _EXPRESS = [
-    *("preset=demo", "games.train=400", "collect.max_turns=20", "dream.max_turns=20", "evaluate.max_turns=20"),
-    *("evaluate.heldout_episodes=2", "evaluate.tasks=20", "clone.agents=[expert,noisy-0.2]", "clone.solved_only=true"),
-    *("train.updates=24", "train.validation_tasks=48", "train.validate_every=4", "env.options.params=''"),
+    *("preset=demo", "games.train=400", *_TURNS, "evaluate.heldout_episodes=2", "evaluate.tasks=20"),
+    *("clone.agents=[expert,noisy-0.2]", "clone.solved_only=true", "train.updates=24", "train.validation_tasks=48"),
+    *("train.validate_every=4", "env.options.params=''"),
 ]
 FIVE_ROOMS = "numLocations=5,includeDoors=1,numDistractorItems=2"
+_COIN = ["env.options.game=coin", f"env.options.params='{FIVE_ROOMS}'"]
 GAMES = {  # in place of ``preset=<world>``
-    "coin": [*_EXPRESS, "env.options.game=coin", f"env.options.params='{FIVE_ROOMS}'"],
+    "coin": ["preset=demo", *_TURNS, "evaluate.heldout_episodes=2", "evaluate.tasks=20", *_COIN],
     **{game: [*_EXPRESS, f"env.options.game={game}"] for game in ("twc", "sorting", "arithmetic")},
     "babyai-local": ["preset=gymnasium", "env.options.id=BabyAI-GoToLocal-v0"],
 }

@@ -208,7 +208,10 @@ class _Table:
             self.conditions += [Condition("text", slot, context, scope) for context in {"_": 1} | dict.fromkeys(ranked)]
         for slot, values in self.values.items():
             self.conditions.append(Condition("text", slot, "_", "seen"))
-            self.conditions += [Condition("is", slot, v) for v, n in values.most_common(_VALUES) if n >= enough]
+            common = [value for value, n in values.most_common(_VALUES) if n >= enough]
+            self.conditions += [Condition("is", slot, value) for value in common]
+            if len(common) > 1:  # one direction alone is too seldom refused to prove that all of them are
+                self.conditions.append(Condition("is", slot, " | ".join(common)))
             often_done = [deed for deed, n in self.deeds.get(slot, Counter()).items() if n >= enough]
             self.conditions += [Condition("last_deed", slot, name, other=other) for name, other in often_done]
             self.conditions += [Condition("did", slot, name, other=other) for name, other in often_done]

@@ -20,6 +20,8 @@ LEAST_TURNS = 30  # that a rule must answer in the half that it is found in
 PRECISION = 0.99  # least, at the lower end of the interval
 _Z = 1.6449  # one-sided 95 %
 _CONDITIONS = 60  # the most informative ones, from which pairs and triples are made
+_SINGLES = 6  # most promising ones, of which each brings
+_COMPANIONS = 6  # the conditions that are most informative where it holds
 _BEAM = 40
 _COST = 0.9  # what a further condition must be worth: a longer rule has to answer a ninth more turns
 _TRIES = 40
@@ -101,7 +103,7 @@ def find_conjunctions(
     literals = np.hstack([table, ~table])[fit]
     y, new = right[fit], (right & ~covered)[fit]
     n_conditions = table.shape[1]
-    ranked = _informative(literals, y)
+    ranked = _candidates(literals, y, new)
     X = literals[:, ranked].astype(np.float32)
     candidates: list[tuple[float, tuple[int, ...]]] = []
 
@@ -149,6 +151,22 @@ def find_conjunctions(
     return None
 
 
+def _candidates(literals: np.ndarray, y: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """The columns that tell most on all turns, and those that tell most where one of the most promising ones holds.
+
+    Which way a command goes says nothing of whether it is refused, and all where the text names no such way.
+    """
+    ranked = _informative(literals, y)[:_CONDITIONS]
+    X = literals[:, ranked].astype(np.float32)
+    score = X.T @ new - 3 * (X.T @ ~y)
+    chosen = dict.fromkeys(ranked.tolist())
+    for k in ranked[np.argsort(-score, kind="stable")][:_SINGLES]:
+        where = literals[:, k]
+        if y[where].any() and not y[where].all():
+            chosen |= dict.fromkeys(_informative(literals[where], y[where])[:_COMPANIONS].tolist())
+    return np.array(list(chosen), dtype=int)
+
+
 def _informative(literals: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Columns that differ, those that tell right from wrong best first (by the difference of their shares)."""
     X = literals.astype(np.float32)
@@ -157,4 +175,4 @@ def _informative(literals: np.ndarray, y: np.ndarray) -> np.ndarray:
     _, first = np.unique(literals, axis=1, return_index=True)  # of columns that are the same, one
     kept = np.sort(first)
     kept = kept[by_right[kept] > 0]
-    return kept[np.argsort(-(by_right - by_wrong)[kept], kind="stable")][:_CONDITIONS]
+    return kept[np.argsort(-(by_right - by_wrong)[kept], kind="stable")]

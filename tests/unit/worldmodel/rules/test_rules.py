@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from real_envs.trajectory import StopReason, Trajectory, Turn
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.rooms_world import BACK, NO, ROOMS, RoomsWorld, rooms_log
 from tests.support.scripted import Answering
 from worldmodel.evaluation.dreams import Contradiction, contradiction_metrics, contradictions_of
@@ -81,6 +81,41 @@ def test_conjunctions_are_found_by_counting_and_judged_on_the_other_half() -> No
     assert set(found.literals) == {(1, False), (3, True)}
     assert (found.turns, found.held_turns) == ((right & ~held).sum(), (right & held).sum())
     assert found.exceptions == found.held_exceptions == 0
+
+
+def test_a_condition_that_tells_something_beside_another_one_alone_is_found() -> None:
+    """Right where a and b; b is frequent where the answer is wrong, too, and eighty columns look better than it."""
+    rng = np.random.default_rng(0)
+    a = rng.random(4000) < 0.3
+    b = ~a | (rng.random(4000) < 0.5)
+    right = a & b
+    noise = rng.random((4000, 80)) < np.where(right, 0.8, 0.5)[:, None]
+    held = rng.random(4000) < 0.5
+    table = np.column_stack([a, b, noise])
+    found = find_conjunctions(table, right, np.ones(4000, bool), np.zeros(4000, bool), held, 30)
+    assert float(noise[right].mean() - noise[~right].mean()) > float(b[right].mean() - b[~right].mean())
+    assert found is not None
+    assert found.literals == ((0, False), (1, False))
+
+
+def test_what_each_of_four_ways_is_too_rare_to_prove_is_found_for_all_of_them() -> None:
+    """``go D`` is refused where the room names no way D, each D 140 times in the half that judges; ``go plugh`` by
+    other words."""
+    rng, log = random.Random(0), []
+    ways, nonsense = ["north", "south", "east", "west"], [f"plu{k}" for k in range(40)]
+    for number in range(900):
+        here = rng.sample(ways, 2)
+        start, turns = f"You are in a room. Ways: {here[0]}, {here[1]}.", []
+        for _ in range(3):
+            way = rng.choice([*ways, rng.choice(nonsense)])
+            no = "You can't go that way." if way in ways else "You can't see any such thing."
+            turns.append(Turn(f"go {way}", start if way in here else no, 0.0, False))
+        name = f"t{number}"
+        log.append(Trajectory(name, name, name, Source.REAL, "random", 0, start, tuple(turns), StopReason.TURN_LIMIT))
+    found = [rule for rule in mine_rules(log).rules if rule.copy.text == "You can't go that way."]
+    assert len(found) == 1
+    assert all(way in str(found[0]) for way in ways)
+    assert found[0].exceptions == found[0].held_exceptions == 0
 
 
 def test_chance_is_no_law() -> None:
