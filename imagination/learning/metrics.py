@@ -8,7 +8,7 @@ which has the same metrics under its own name (``ratio_replay``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -87,6 +87,19 @@ def why_nothing(played: Sequence[Trajectory]) -> str:
         f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
         "longer or lower dream.min_confidence; if prediction_invalid, train it longer or raise dream.max_tokens; else "
         "raise the contexts"
+    )
+
+
+def where_the_guard_ended_most(updates: Sequence[Mapping[str, float]]) -> str:
+    """What it means that the guard ended most dreams of these updates, and what to do; empty where it did not."""
+    shares = [line.get("stop_unsure", 0.0) for line in updates]
+    share = sum(shares) / max(1, len(shares))
+    if share <= 0.5:
+        return ""
+    return (
+        f"the guard ended {share:.0%} of the dreams unpaid, as the world model was unsure of the outcome: the policy "
+        "learned from the others alone, and to stay where it is sure. Train the world model longer or on more tasks, "
+        "or lower dream.min_outcome_confidence and compare dreamed with real success (`imagine evaluate`)"
     )
 
 
