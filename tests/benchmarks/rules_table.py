@@ -54,9 +54,15 @@ _EXPRESS = [
     *("train.validate_every=4", "env.options.params=''"),
 ]
 FIVE_ROOMS = "numLocations=5,includeDoors=1,numDistractorItems=2"
+ONE_ROOM = "numLocations=1,numItemsToPutAway=1,includeDoors=0"
 _COIN = ["env.options.game=coin", f"env.options.params='{FIVE_ROOMS}'"]
 GAMES = {  # in place of ``preset=<world>``
     "coin": ["preset=demo", *_TURNS, "evaluate.heldout_episodes=2", "evaluate.tasks=20", *_COIN],
+    "twc-easy": [
+        *("preset=demo", "games.train=250", "collect.episodes=12", *_TURNS, "evaluate.heldout_episodes=2"),
+        *("evaluate.tasks=20", "env.options.game=twc", f"env.options.params='{ONE_ROOM}'"),
+        *("dream.known_rewards=true", "dream.min_outcome_confidence=0.5"),
+    ],
     **{game: [*_EXPRESS, f"env.options.game={game}"] for game in ("twc", "sorting", "arithmetic")},
     "babyai-local": ["preset=gymnasium", "env.options.id=BabyAI-GoToLocal-v0"],
 }
