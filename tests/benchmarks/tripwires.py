@@ -211,7 +211,7 @@ def shown_words(stopped: Mapping[str, Any]) -> set[str]:
     The rest of the sentence is the same for every run and may hold the magic word by chance.
     """
     example = stopped["example"].rpartition(" (")[0]  # without the task
-    habit = re.match(r"'(.*)', which never paid", stopped["sentence"])
+    habit = re.match(r"'(.*)', which its task never paid", stopped["sentence"])
     return {*words(example), *(words(habit[1]) if habit else ())}
 
 

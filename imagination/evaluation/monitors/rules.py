@@ -202,7 +202,7 @@ def _favourite(history: Sequence[RolloutStats], settings: TripwireSettings) -> E
     since = next(stats.update for stats in window if sure.keys() & stats.habits.keys())
     action, share = max(sure.items(), key=lambda item: (item[1].successes, len(item[0]), item[0]))  # says most
     groups = f"{share.successes} of {share.n} groups that the dream pays"
-    return since, f"'{action}', which never paid in the log, is paid for in {groups}"
+    return since, f"'{action}', which its task never paid in the log, is paid for in {groups}"
 
 
 def _short(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evidence | None:
@@ -274,7 +274,7 @@ RULES: Mapping[str, Rule] = {
         "paid",
         "window",
         "unseen",
-        "the dream pays for actions that never paid in the log, in {share} groups that it pays",
+        "the dream pays for actions that their tasks never paid in the log, in {share} groups that it pays",
     ),
     "short": _short,
     "loops": _groups("looping", "groups", "window", "loops", "episodes repeat themselves in {share} groups"),
