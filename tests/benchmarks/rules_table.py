@@ -47,20 +47,18 @@ from worldmodel.evaluation.dreams import contradiction_metrics
 from worldmodel.evaluation.proportions import Proportion, pooled
 from worldmodel.rules.refusals import learn_refusals
 
-_TURNS = [f"{stage}.max_turns=20" for stage in ("collect", "dream", "evaluate")]
+_DEMO = ["preset=demo", *(f"{stage}.max_turns=20" for stage in ("collect", "dream", "evaluate"))]
+_DEMO += ["evaluate.heldout_episodes=2", "evaluate.tasks=20"]
 _EXPRESS = [
-    *("preset=demo", "games.train=400", *_TURNS, "evaluate.heldout_episodes=2", "evaluate.tasks=20"),
-    *("clone.agents=[expert,noisy-0.2]", "clone.solved_only=true", "train.updates=24", "train.validation_tasks=48"),
-    *("train.validate_every=4", "env.options.params=''"),
+    *(*_DEMO, "games.train=400", "clone.agents=[expert,noisy-0.2]", "clone.solved_only=true", "train.updates=24"),
+    *("train.validation_tasks=48", "train.validate_every=4", "env.options.params=''"),
 ]
 FIVE_ROOMS = "numLocations=5,includeDoors=1,numDistractorItems=2"
 ONE_ROOM = "numLocations=1,numItemsToPutAway=1,includeDoors=0"
-_COIN = ["env.options.game=coin", f"env.options.params='{FIVE_ROOMS}'"]
 GAMES = {  # in place of ``preset=<world>``
-    "coin": ["preset=demo", *_TURNS, "evaluate.heldout_episodes=2", "evaluate.tasks=20", *_COIN],
+    "coin": [*_DEMO, "env.options.game=coin", f"env.options.params='{FIVE_ROOMS}'"],
     "twc-easy": [
-        *("preset=demo", "games.train=250", "collect.episodes=12", *_TURNS, "evaluate.heldout_episodes=2"),
-        *("evaluate.tasks=20", "env.options.game=twc", f"env.options.params='{ONE_ROOM}'"),
+        *(*_DEMO, "games.train=250", "collect.episodes=12", "env.options.game=twc", f"env.options.params='{ONE_ROOM}'"),
         *("dream.known_rewards=true", "dream.min_outcome_confidence=0.5"),
     ],
     **{game: [*_EXPRESS, f"env.options.game={game}"] for game in ("twc", "sorting", "arithmetic")},

@@ -104,7 +104,7 @@ def test_an_api_becomes_a_dream_with_the_same_tools(tmp_path: Path, monkeypatch:
     page, port = ROOT / "docs/your-api.md", free_port()
     few = {"collect": "games.train=2 games.heldout=1 collect.episodes=20 collect.heldout_episodes=2 collect.workers=1"}
     few["collect"] += (
-        " fit.steps=240 dream.min_confidence=0 train.updates=1 tripwires.enabled=false evaluate.episodes=4"
+        " fit.steps=400 dream.min_confidence=0 train.updates=1 tripwires.enabled=false evaluate.episodes=4"
     )
     few["collect"] += " evaluate.heldout_episodes=2"
     few |= {"audit": "audit.judged=8", "serve": "serve.port=0"}

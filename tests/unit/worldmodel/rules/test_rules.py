@@ -99,7 +99,7 @@ def test_a_condition_that_tells_something_beside_another_one_alone_is_found() ->
 
 
 def test_what_each_of_four_ways_is_too_rare_to_prove_is_found_for_all_of_them() -> None:
-    """``go D`` is refused where the room names no way D, each D 140 times in the half that judges; ``go plugh`` by
+    """``go D`` is refused where the room names no way D, each D some 135 times in the half that judges; ``go plugh`` by
     other words."""
     rng, log = random.Random(0), []
     ways, nonsense = ["north", "south", "east", "west"], [f"plu{k}" for k in range(40)]
