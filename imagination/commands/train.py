@@ -26,7 +26,7 @@ from imagination.learning.collector import (
 from imagination.learning.critic import NAME as CRITIC
 from imagination.learning.critic import load_critic, made_for
 from imagination.learning.experience import RecordedGroups
-from imagination.learning.metrics import where_the_guard_ended_most
+from imagination.learning.metrics import guard_note
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.learning.self_imitation import Replays
@@ -309,7 +309,7 @@ def _summarise(run: RunFolder, collector: ExperienceCollector, watch: TripwireMo
     overlap = {key: round(sum(line[key] for line in both), 2) for key in OVERLAP_SECONDS} if both else None
     run.update({"dreamed_turns": int(turns), "speed": collector.speed(), "overlap": overlap})
     if dreamed:
-        if note := where_the_guard_ended_most(run.metrics("train")):
+        if note := guard_note(run.metrics("train")):
             print(f"note: {note}", file=sys.stderr)
         off = {"enabled": False, "updates": 0, "last_look": False, "blind": [], "stopped_by": None}
         run.update({"tripwires": watch.summary() if watch is not None else off})

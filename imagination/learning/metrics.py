@@ -90,7 +90,7 @@ def why_nothing(played: Sequence[Trajectory]) -> str:
     )
 
 
-def where_the_guard_ended_most(updates: Sequence[Mapping[str, float]]) -> str:
+def guard_note(updates: Sequence[Mapping[str, float]]) -> str:
     """What it means that the guard ended most dreams of these updates, and what to do; empty where it did not."""
     shares = [line.get("stop_unsure", 0.0) for line in updates]
     share = sum(shares) / max(1, len(shares))

@@ -13,7 +13,7 @@ import torch
 
 from imagination.commands.check_train import check
 from imagination.learning.collector import CollectionPlan, ExperienceCollector, RolloutEnvironment
-from imagination.learning.metrics import turns_lost, useful_turns, where_the_guard_ended_most
+from imagination.learning.metrics import guard_note, turns_lost, useful_turns
 from imagination.rollout.play import Episode
 from imagination.settings import Config
 from imagination.settings.compose import load_config
@@ -151,8 +151,6 @@ def test_groups_of_both_worlds_have_numbers_of_their_own() -> None:
 
 
 def test_a_guard_that_ends_most_dreams_is_told() -> None:
-    assert "the guard ended 70% of the dreams" in where_the_guard_ended_most(
-        [{"stop_unsure": 0.8}, {"stop_unsure": 0.6}]
-    )
-    assert where_the_guard_ended_most([{"stop_unsure": 0.8}, {"dream_success": 1.0}]) == ""
-    assert where_the_guard_ended_most([]) == ""
+    assert "the guard ended 70% of the dreams" in guard_note([{"stop_unsure": 0.8}, {"stop_unsure": 0.6}])
+    assert guard_note([{"stop_unsure": 0.8}, {"dream_success": 1.0}]) == ""
+    assert guard_note([]) == ""
