@@ -1,14 +1,14 @@
 """Did dreams like these make policies better in reality? An audit's numbers beside the runs of ``make fidelity``.
 
-``forecast.json`` beside this file holds those runs, of one world::
+``forecast.json`` beside this file holds those runs::
 
-    {"env": "gymnasium", "options": {"id": "BabyAI-GoToObj-v0"}, "command": "make fidelity",
-     "best": {"clone": {"measure": "reward_precision", "spearman": 0.6, "ci95": [0.4, 0.8]}, "trained": {...}},
-     "runs": [{"variant": "reward-30", "seed": 0, "gain": -0.05, "clone": {"gap": 0.4, ...}, "trained": {...}}]}
+    {"command": "make fidelity",
+     "best": {"clone": {"measure": "reward_precision", "worlds": {"babyai": {"spearman": 0.6, "ci95": [0.4, 0.8]}}}},
+     "runs": [{"world": "babyai", "variant": "reward-30", "seed": 0, "gain": -0.05, "clone": {"gap": 0.4, ...}, ...}]}
 
 ``gain`` is success on held-out tasks after training in dreams minus before, in reality. ``clone`` and ``trained`` are
-the measures of below, on the actions of the policy before training and after it; ``best`` is the one of each whose rank
-correlation with the gain is largest.
+the measures of below, on the actions of the policy before training and after it; ``best`` is for each the one whose
+rank correlation with the gain has an interval of the right sign in every world, and among these the surest.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ MEASURES = (
     Measure("reward_recall", "reward recall, own actions", (*_OWN, "reward", "recall")),
     Measure("gap", "optimism gap", ("last", "gap"), better=-1),
     Measure("cr_pairwise", "CR pairwise", ("last", "cr_pairwise")),
+    Measure("contradictions", "dreamed turns that contradict their dream", ("contradictions", "rate"), better=-1),
     Measure("confidence", "mean confidence, own actions", (*_OWN, "calibration", "whole", "confidence")),
 )
 NAMED = {"reward_precision_sampled": "reward precision as dreams sample, own actions"}  # where it stands alone
@@ -67,21 +68,18 @@ def shipped() -> dict[str, Any]:
     return dict(json.loads(files("imagination.evaluation").joinpath("forecast.json").read_text(encoding="utf-8")))
 
 
-def forecast(
-    audit: Mapping[str, Any], env: str, options: Mapping[str, Any], known: Mapping[str, Any] | None = None
-) -> dict[str, Any] | None:
-    """What came of the runs whose dreams were most like these by the measure that told most.
+def forecast(audit: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """What came of the runs whose dreams were most like these by the measure that tells in every world of the file.
 
     Args:
         audit: what ``audit.json`` holds.
-        env, options: the audited world, as ``env.name`` and ``env.options``.
         known: in place of the file of this package.
 
     Returns:
         ``sentence`` ('Dreams like these raised real success by 0.05 to 0.31 in 14 of 15 runs of ...'), ``measure``,
-        ``value``, ``runs`` (how many it looked at), ``raised`` (in how many of them success rose), ``gain`` (the least
-        and the largest rise; ``None`` without any) and ``same_world``. ``None`` where the audit lacks the measure, or
-        fewer than ``NEAREST`` runs have it.
+        ``value``, ``runs`` (how many it looked at), ``raised`` (in how many of them success rose) and ``gain`` (the
+        least and the largest rise; ``None`` without any). ``None`` where the audit lacks the measure, or fewer than
+        ``NEAREST`` runs have it.
     """
     known = shipped() if known is None else known
     policies = audit.get("policies") or [{"name": ""}]
@@ -96,14 +94,12 @@ def forecast(
         return None
     nearest = sorted(runs, key=lambda run: abs(run[which][key] - value))[:NEAREST]
     rises = [run["gain"] for run in nearest if run["gain"] > 0]
-    same = (env, dict(options)) == (known["env"], known["options"])
     result = {
         "measure": key,
         "value": value,
         "runs": len(nearest),
         "raised": len(rises),
         "gain": [min(rises), max(rises)] if rises else None,
-        "same_world": same,
     }
     there = [run[which][key] for run in nearest]
     return {"sentence": _sentence(result, (min(there), max(there)), best, known), **result}
@@ -118,11 +114,11 @@ def _sentence(
     if result["raised"]:
         low, high = result["gain"]
         rise = f"raised real success by {number(low)} to {number(high)} in {result['raised']}"
-    world = " ".join([known["env"], *map(str, known["options"].values())])
     beyond = "" if there[0] <= value <= there[1] else ", none like it"
-    caveat = "" if result["same_world"] else " That is another world than this one: a guess."
+    ranks = " and ".join(f"{number(w['spearman'])} {interval(w['ci95'])} in {n}" for n, w in best["worlds"].items())
+    worlds = " and ".join(best["worlds"])
     return (
-        f"Dreams like these {rise} of {result['runs']} runs of {world} ({title} {number(value)}, there "
-        f"{number(there[0])} to {number(there[1])}{beyond}; its rank correlation with the gain is "
-        f"{number(best['spearman'])} {interval(best['ci95'])}; {known['command']}).{caveat}"
+        f"Dreams like these {rise} of {result['runs']} runs of {worlds} ({title} {number(value)}, there "
+        f"{number(there[0])} to {number(there[1])}{beyond}; its rank correlation with the gain is {ranks}; "
+        f"{known['command']}). In another world that is a guess."
     )

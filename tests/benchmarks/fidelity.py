@@ -1,20 +1,19 @@
 """How good must a dream be before policies trained in it get better in reality?
 
     python -m tests.benchmarks.fidelity --seeds 0 1 2 3 4
-    python -m tests.benchmarks.fidelity --seeds 0 --variants full reward-30
+    python -m tests.benchmarks.fidelity --worlds mapreader --seeds 0 --variants full reward-30
     python -m tests.benchmarks.fidelity --table
 
-Each seed has one log and one clone (BabyAI's GoToObj, ``preset=gymnasium``) and a world model for every variant of
-``fidelity_table``: fitted to less of the log, in fewer steps, smaller, or to a log with planted errors. In each the
-same clone learns from dreams alone: no expert episodes, which would teach whatever the dreams say. Guard and tripwires
-are those of the settings, and for some variants also switched off. What is measured of a world model is what
-``imagine audit`` says of it, once on the clone's own actions and once on those of the trained policy, and exact match
-on logged turns of held-out tasks, which no error is planted in. What comes out is the gain: real success of the trained
-policy on held-out tasks minus that of the clone, the same tasks and seeds.
+Each world and seed has one log and one clone, and a world model for every variant of ``fidelity_table``: without rules,
+hardly tuned, or fitted to a log with planted errors, of which rules are mined as well. In each the same clone learns
+from dreams alone: no expert episodes, which would teach whatever the dreams say. What is measured of a world model is
+what ``imagine audit`` says of it, once on the clone's own actions and once on those of the trained policy, and exact
+match on logged turns of held-out tasks, which no error is planted in. What comes out is the gain: real success of the
+trained policy on the panel's tasks minus that of the clone, the same tasks and seeds.
 
-What exists is not done again. ``<out>/seed-<n>/<variant>/`` is a run with that world model, ``guarded/`` and ``free/``
-in it are those that learned there, each with a ``part.json``. ``table.md``, ``fidelity.png`` and ``forecast.json`` in
-``<out>`` are of all parts there are; the last becomes ``imagination/evaluation/forecast.json``.
+What exists is not done again. ``<out>/<world>/seed-<n>/<variant>/`` is a run with that world model, ``trained/`` in it
+the one that learned there, with its ``part.json``. ``table.md``, ``fidelity.png`` and ``forecast.json`` in ``<out>``
+are of all parts there are; the last becomes ``imagination/evaluation/forecast.json``.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
 from real_envs.store import TrajectoryStore
 from tests.benchmarks.fidelity_table import (
-    ARMS,
     FULL,
     PART,
     PLANTED,
@@ -55,69 +53,74 @@ from tests.benchmarks.fidelity_table import (
 from tests.benchmarks.study import make_parser, options_and_settings, run_once, run_parts, write_files
 
 SETTINGS = (
-    *("preset=gymnasium", "train.expert_share=0", "clone.keep_every=0", "logger=none", "collect.workers=1"),
-    # half the rate: without expert episodes one update can unlearn everything, in good dreams as well as in bad ones
-    *("train.lr=2.5e-4", "train.keep_every=0", "collect.validation=0.01"),
+    *("train.expert_share=0", "clone.keep_every=0", "logger=none", "collect.workers=1", "evaluate.tasks=20"),
+    # half the demo's rate: without expert episodes one update can unlearn everything, in good dreams as in bad ones
+    *(
+        "train.lr=5e-4",
+        "train.updates=20",
+        "train.keep_every=0",
+        "collect.validation=0.01",
+        "evaluate.heldout_episodes=2",
+    ),
     # one policy an audit, of which all real episodes are judged: ranks of policies and pairs of actions are not used
-    *("audit.min_policies=1", "audit.judged=1", "audit.pairs=1"),
+    *("audit.min_policies=1", "audit.judged=1", "audit.pairs=1", "audit.episodes=1"),
 )
-FREE = ("dream.min_confidence=0", "dream.min_outcome_confidence=0", "tripwires.enabled=false")
+WORLDS = {
+    "babyai": ("preset=gymnasium", "fit.steps=200", "games.panel=babyai"),
+    "mapreader": ("preset=demo", "games.panel=mapreader"),
+}
 TOKENIZER = ("vocab_size", "tokenizer_kind")  # of the summary: with these a run takes the tokenizer that is there
 
 
 def main() -> int:
     parser = make_parser(__doc__, "outputs/fidelity", [0, 1, 2, 3, 4])
     names = [variant.name for variant in VARIANTS]
+    parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=list(WORLDS))
     parser.add_argument("--variants", nargs="+", default=names, choices=names, metavar="VARIANT", help=" ".join(names))
     options, overrides = options_and_settings(parser, "all parts")
     parts = [
-        (f"seed {seed}, {variant.name}", partial(make_parts, options.out, seed, variant, overrides))
+        (f"{world}, seed {seed}, {variant.name}", partial(make_part, options.out, world, seed, variant, overrides))
         for seed in options.seeds
+        for world in options.worlds
         for variant in VARIANTS
         if variant.name in options.variants
     ]
-    config = load_config([*SETTINGS, *overrides], Config)
-    return run_parts(options, parts, lambda: write_tables(options.out, config))
+    return run_parts(options, parts, lambda: write_tables(options.out))
 
 
-def make_parts(out: Path, seed: int, variant: Variant, overrides: list[str]) -> None:
+def make_part(out: Path, world: str, seed: int, variant: Variant, overrides: list[str]) -> None:
     """One world model and what learns in it, as far as it is not there yet."""
-    base, folder = out / f"seed-{seed}" / FULL.name, out / f"seed-{seed}" / variant.name
-    arms = [arm for arm in ARMS if arm == ARMS[0] or variant.free]
-    if all((folder / arm / PART).exists() for arm in arms):
+    base, folder = (out / world / f"seed-{seed}" / name for name in (FULL.name, variant.name))
+    there = folder / "trained"
+    if (there / PART).exists():
         return
-    words = [*SETTINGS, *overrides, f"seed={seed}"]
+    words = [*WORLDS[world], *SETTINGS, *overrides, f"seed={seed}"]
     cloned = _base(load_config(words, Config), base)
     config = load_config([*words, *variant.settings], Config)
     if variant != FULL:
-        _world(config, base, folder, variant)
+        _world_model(config, base, folder, variant)
+    begin = time.monotonic()
     before = _audited(config, folder, folder / "models" / "policy-clone")
-    for arm in arms:
-        there = folder / arm
-        if (there / PART).exists():
-            continue
-        begin = time.monotonic()
-        mine = load_config([*words, *variant.settings, *(FREE if arm != ARMS[0] else ())], Config)
-        trained = train_arm(mine, folder, there)
-        after = _audited(mine, there, there / "models" / "policy")
-        exact = RunFolder(folder, seed).summary["world_model"]["heldout_tasks"]["exact_match"]
-        part = {
-            "variant": variant.name,
-            "axis": variant.axis,
-            "seed": seed,
-            "arm": arm,
-            "cloned": cloned["heldout_tasks"],
-            "trained": trained["heldout_tasks"],
-            "dream_success": trained["dream_success"],
-            "stopped_by": trained["stopped_by"],
-            "measures": {
-                "clone": {"exact_heldout": exact, **measures_of(before)},
-                "trained": {"exact_heldout": exact, **measures_of(after)},
-            },
-            "seconds": round(time.monotonic() - begin, 1),
-        }
-        write_atomically(there / PART, json.dumps(part, indent=1))
-        give_back_memory()
+    trained = train_arm(config, folder, there)
+    after = _audited(config, there, there / "models" / "policy")
+    exact = RunFolder(folder, seed).summary["world_model"]["heldout_tasks"]["exact_match"]
+    part = {
+        "world": world,
+        "variant": variant.name,
+        "axis": variant.axis,
+        "seed": seed,
+        "cloned": cloned["heldout_tasks"],
+        "trained": trained["heldout_tasks"],
+        "dream_success": trained["dream_success"],
+        "stopped_by": trained["stopped_by"],
+        "measures": {
+            "clone": {"exact_heldout": exact, **measures_of(before)},
+            "trained": {"exact_heldout": exact, **measures_of(after)},
+        },
+        "seconds": round(time.monotonic() - begin, 1),
+    }
+    write_atomically(there / PART, json.dumps(part, indent=1))
+    give_back_memory()
 
 
 def _base(config: Config, folder: Path) -> dict[str, Any]:
@@ -129,8 +132,13 @@ def _base(config: Config, folder: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def _world(config: Config, base: Path, folder: Path, variant: Variant) -> None:
+def _world_model(config: Config, base: Path, folder: Path, variant: Variant) -> None:
     """A run with the base's games, tokenizer and clone, its own log, and a world model fitted to that."""
+    if variant.axis == "rules":  # the same world model
+        if not (folder / "summary.json").exists():
+            shutil.copytree(base, folder, ignore=shutil.ignore_patterns("trained", "audit*", "summary.json"))
+            shutil.copy(base / "summary.json", folder)
+        return
     run = RunFolder(folder, config.seed)
     if not run.summary.get("copied"):
         for name in ("games", "tokenizer", "models/policy-clone", "log"):
@@ -158,14 +166,10 @@ def _audited(config: Config, folder: Path, policy: Path) -> dict[str, Any]:
     return audited_before(config, folder) or run_audit(config, folder)
 
 
-def write_tables(out: Path, config: Config) -> str:
+def write_tables(out: Path) -> str:
     """``table.md``, ``fidelity.png`` and ``forecast.json`` of all parts that are there; what the first says."""
     parts = read_parts(out)
-    files = {"table": table(parts)}
-    if parts:
-        forecast = forecast_data(parts, config.env.name, config.env.options)
-        files["forecast"] = json.dumps(forecast, indent=1) + "\n"
-    text = write_files(out, **files)
+    text = write_files(out, table=table(parts), forecast=json.dumps(forecast_data(parts), indent=1) + "\n")
     if parts:
         draw(parts, out / "fidelity.png")
     return text

@@ -9,7 +9,7 @@ import json
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,33 +33,28 @@ class Variant:
 
     Attributes:
         axis: what is made worse.
-        settings: overrides of the fit.
+        settings: overrides.
         share: of the log that is kept (axis ``log``) or made wrong (``reward``, ``observation``, ``end``).
-        free: also train without guard and tripwires.
     """
 
     name: str
     axis: str
     settings: tuple[str, ...] = ()
     share: float = 0.0
-    free: bool = False
 
 
-FULL = Variant("full", "full", free=True)
+FULL = Variant("full", "full")
 VARIANTS = (
     FULL,
-    Variant("log-30", "log", share=0.3),
-    Variant("log-10", "log", share=0.1, free=True),
-    Variant("steps-300", "steps", ("fit.steps=300",)),
-    Variant("steps-100", "steps", ("fit.steps=100",), free=True),
-    Variant("size-64", "size", ("worldmodel.hidden=64", "worldmodel.mlp=192")),
-    Variant("size-32", "size", ("worldmodel.hidden=32", "worldmodel.mlp=96"), free=True),
-    Variant("reward-10", "reward", share=0.1),
-    Variant("reward-30", "reward", share=0.3, free=True),
-    Variant("observation-10", "observation", share=0.1),
-    Variant("observation-30", "observation", share=0.3, free=True),
-    Variant("end-10", "end", share=0.1),
-    Variant("end-30", "end", share=0.3, free=True),
+    Variant("rules-refuse", "rules", ("worldmodel.rules=refuse",)),
+    Variant("rules-off", "rules", ("worldmodel.rules=off",)),
+    Variant("log-10", "log", share=0.1),
+    Variant("steps-10", "steps", ("fit.steps=10",)),
+    Variant("reward-30", "reward", share=0.3),
+    Variant("reward-60", "reward", share=0.6),
+    Variant("observation-30", "observation", share=0.3),
+    Variant("observation-60", "observation", share=0.6),
+    Variant("end-30", "end", share=0.3),
 )
 PLANTED = ("log", "reward", "observation", "end")
 
@@ -121,12 +116,12 @@ def _drawn(places: Sequence[T], share: float, chance: random.Random) -> list[T]:
 
 
 PART = "part.json"
-ARMS = ("guarded", "free")  # with guard and tripwires, without
 POLICIES = ("clone", "trained")  # whose actions are judged
 TOLD = (Measure("exact_heldout", "exact match, logged turns of held-out tasks", ()), *MEASURES)
 ENOUGH = 0.9  # share of runs above a floor that must have gained
 FEWEST = 5  # runs above a floor
-AXES = dict(zip(("full", "log", "reward", "size", "observation", "end", "steps"), COLOURS, strict=True))
+AXES = dict(zip(("full", "rules", "log", "steps", "reward", "observation", "end"), COLOURS, strict=True))
+MARKERS = ("o", "s", "^")  # worlds
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +134,10 @@ class Part:
         measures: for the clone's and the trained policy's actions, each measure by key.
     """
 
+    world: str
     variant: str
     axis: str
     seed: int
-    arm: str
     cloned: Proportion
     trained: Proportion
     stopped_by: str | None
@@ -156,19 +151,18 @@ class Part:
 def read_parts(out: Path) -> list[Part]:
     """All parts that are there, in order of variants and seeds."""
     parts = []
-    for path in out.glob(f"seed-*/*/*/{PART}"):
+    for path in out.glob(f"*/seed-*/*/trained/{PART}"):
         found = json.loads(path.read_text(encoding="utf-8"))
-        success = [Proportion.from_json(found[name]) for name in ("cloned", "trained")]
-        variant, axis, seed, arm = (found[name] for name in ("variant", "axis", "seed", "arm"))
-        parts.append(Part(variant, axis, seed, arm, success[0], success[1], found["stopped_by"], found["measures"]))
+        found |= {name: Proportion.from_json(found[name]) for name in ("cloned", "trained")}
+        parts.append(Part(**{field.name: found[field.name] for field in fields(Part)}))
     order = [variant.name for variant in VARIANTS]
-    return sorted(parts, key=lambda part: (order.index(part.variant), ARMS.index(part.arm), part.seed))
+    return sorted(parts, key=lambda part: (part.world, order.index(part.variant), part.seed))
 
 
-def pairs(parts: Iterable[Part], arm: str, policy: str, key: str) -> list[tuple[float, float]]:
-    """The measure and the gain of each part of that arm that has the measure."""
-    mine = [(part.measures[policy].get(key), part.gain) for part in parts if part.arm == arm]
-    return [(value, gain) for value, gain in mine if value is not None]
+def pairs(parts: Iterable[Part], policy: str, key: str) -> list[tuple[float, float]]:
+    """The measure and the gain of each part that has the measure."""
+    found = [(part.measures[policy].get(key), part.gain) for part in parts]
+    return [(value, gain) for value, gain in found if value is not None]
 
 
 def correlation(found: Sequence[tuple[float, float]], seed: int = 0, cluster: Sequence[str] | None = None) -> Estimate:
@@ -203,64 +197,56 @@ def floor(found: Sequence[tuple[float, float]], better: int = 1) -> tuple[float,
     return None
 
 
-def forecast_data(parts: Sequence[Part], env: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``forecast.json``, see ``imagination.evaluation.forecast``: the runs with guard and tripwires."""
+def by_world(parts: Sequence[Part]) -> dict[str, list[Part]]:
+    return {world: [part for part in parts if part.world == world] for world in sorted({p.world for p in parts})}
+
+
+def forecast_data(parts: Sequence[Part]) -> dict[str, Any]:
+    """``forecast.json``, see ``imagination.evaluation.forecast``: the measures that tell in every world."""
     best: dict[str, Any] = {}
     for policy in POLICIES:
-        told = [(measure, correlation(pairs(parts, ARMS[0], policy, measure.key))) for measure in MEASURES]
-        known = [(measure, found) for measure, found in told if found.value is not None and found.ci95 is not None]
-        if known:
-            measure, found = max(known, key=lambda one: one[0].better * (one[1].value or 0.0))
-            best[policy] = {"measure": measure.key, "spearman": found.value, "ci95": list(found.ci95 or ())}
+        telling = []
+        for measure in MEASURES:
+            told = {w: correlation(pairs(own, policy, measure.key)) for w, own in by_world(parts).items()}
+            lows = [
+                measure.better * found.ci95[0 if measure.better > 0 else 1] for found in told.values() if found.ci95
+            ]
+            if told and len(lows) == len(told) and min(lows) > 0:  # an interval of the right sign in every world
+                cells = {w: {"spearman": found.value, "ci95": list(found.ci95 or ())} for w, found in told.items()}
+                telling.append((min(lows), {"measure": measure.key, "worlds": cells}))
+        if telling:
+            best[policy] = max(telling, key=lambda one: one[0])[1]
     runs = [
         {
+            "world": part.world,
             "variant": part.variant,
             "seed": part.seed,
             "gain": part.gain,
             **{policy: {m.key: part.measures[policy].get(m.key) for m in MEASURES} for policy in POLICIES},
         }
         for part in parts
-        if part.arm == ARMS[0]
     ]
-    rounded = json.loads(json.dumps(runs), parse_float=lambda text: round(float(text), 4))
-    return {"env": env, "options": dict(options), "command": "make fidelity", "best": best, "runs": rounded}
+    found = {"command": "make fidelity", "best": best, "runs": runs}
+    return dict(json.loads(json.dumps(found), parse_float=lambda text: round(float(text), 4)))
 
 
 def table(parts: Sequence[Part]) -> str:
-    """All tables as Markdown: variants, then measures."""
-    return f"{_variants(parts)}\n{_measures(parts)}"
+    """All tables as Markdown: variants and measures of each world."""
+    tables = [f"{world}\n\n{_variants(own)}\n{_measures(own)}" for world, own in by_world(parts).items()]
+    return "\n".join(tables)
 
 
 def _variants(parts: Sequence[Part]) -> str:
     head = ["variant", "seeds", *(measure.title for measure in TOLD), "cloned", "trained", "gain", "stopped"]
-    head += ["trained, no guard", "gain, no guard"]
     rows = []
     for variant in VARIANTS:
-        guarded, free = ([p for p in parts if p.variant == variant.name and p.arm == arm] for arm in ARMS)
-        if guarded or free:
-            rows.append([variant.name, *_cells(guarded, free)])
+        own = [part for part in parts if part.variant == variant.name]
+        if own:
+            before, after = (pooled([getattr(p, which).to_json() for p in own]) for which in ("cloned", "trained"))
+            told = [_mean(part.measures["clone"].get(measure.key) for part in own) for measure in TOLD]
+            stopped = f"{sum(part.stopped_by is not None for part in own)}/{len(own)}"
+            rows.append([variant.name, len(own), *told, before.cell, after.cell, difference(after, before), stopped])
     return markdown(head, rows)
-
-
-def _cells(guarded: Sequence[Part], free: Sequence[Part]) -> list[str]:
-    there = guarded or free
-    seeds = len({part.seed for part in there})
-    cells = [str(seeds), *(_mean(part.measures["clone"].get(measure.key) for part in there) for measure in TOLD)]
-    cells += [_together(there, "cloned").cell, *_success(guarded)]
-    cells += [f"{sum(part.stopped_by is not None for part in guarded)}/{len(guarded)}", *_success(free)]
-    return cells
-
-
-def _success(parts: Sequence[Part]) -> list[str]:
-    if not parts:
-        return [DASH, DASH]
-    before, after = _together(parts, "cloned"), _together(parts, "trained")
-    return [after.cell, difference(after, before)]
-
-
-def _together(parts: Sequence[Part], which: str) -> Proportion:
-    """Of several seeds; each has tasks of its own."""
-    return pooled([getattr(part, which).to_json() for part in parts])
 
 
 def _mean(values: Iterable[float | None]) -> str:
@@ -269,13 +255,12 @@ def _mean(values: Iterable[float | None]) -> str:
 
 
 def _measures(parts: Sequence[Part]) -> str:
-    columns = [(ARMS[0], "clone"), (ARMS[0], "trained"), (ARMS[1], "clone")]
-    head = ["measure", "Spearman with the gain, clone's actions", "trained policy's actions", "clone's, no guard"]
+    head = ["measure", "Spearman with the gain, clone's actions", "trained policy's actions"]
     head += ["floor, clone's actions (gained of runs)"]
     rows = []
     for measure in TOLD:
-        cells = [correlated(correlation(pairs(parts, *column, measure.key))) for column in columns]
-        found = floor(pairs(parts, *columns[0], measure.key), measure.better)
+        cells = [correlated(correlation(pairs(parts, policy, measure.key))) for policy in POLICIES]
+        found = floor(pairs(parts, "clone", measure.key), measure.better)
         sign = "≥" if measure.better > 0 else "≤"
         cells.append(DASH if found is None else f"{sign} {found[0]:.2f} ({found[2]} of {found[1]})")
         rows.append([measure.title, *cells])
@@ -288,27 +273,24 @@ def correlated(found: Estimate) -> str:
 
 
 def draw(parts: Sequence[Part], target: Path) -> None:
-    """One panel a measure of the clone's own actions; hollow points learned without guard and tripwires."""
+    """One panel a measure of the clone's own actions, one marker a world."""
     from matplotlib.lines import Line2D
 
-    with figure(target, 2, 4, dpi=110, figsize=(15, 7), sharey=True) as (picture, axes):
+    worlds = by_world(parts)
+    with figure(target, 3, 3, dpi=110, figsize=(13, 11), sharey=True) as (picture, axes):
         for panel, measure in zip(axes.flat, TOLD, strict=True):
-            for part in parts:
-                value = part.measures["clone"].get(measure.key)
-                if value is not None:
-                    colour = AXES[part.axis]
-                    fill = colour if part.arm == ARMS[0] else "none"
-                    panel.scatter(
-                        value, part.gain, s=34, facecolors=fill, edgecolors=colour, linewidths=1.3, alpha=0.85
-                    )
-            found = correlation(pairs(parts, ARMS[0], "clone", measure.key))
+            titles = [measure.title]
+            for marker, (world, own) in zip(MARKERS, worlds.items(), strict=False):
+                for part in own:
+                    value = part.measures["clone"].get(measure.key)
+                    if value is not None:
+                        panel.scatter(value, part.gain, s=34, color=AXES[part.axis], marker=marker, alpha=0.85)
+                titles.append(f"{world}: {correlated(correlation(pairs(own, 'clone', measure.key)))}")
             panel.axhline(0, color="#999999", linewidth=1, zorder=0)
-            rank = "" if found.value is None else f"Spearman {estimate(found.value, found.ci95, '+.2f')}"
-            panel.set_title(f"{measure.title}\n{rank}", fontsize=10)
+            panel.set_title("\n".join(titles), fontsize=10)
         for panel in axes[:, 0]:
             panel.set_ylabel("gain in real success, held-out tasks")
         marks = [Line2D([], [], marker="o", linestyle="", color=colour, label=axis) for axis, colour in AXES.items()]
-        marks.append(
-            Line2D([], [], marker="o", linestyle="", color="#555555", markerfacecolor="none", label="no guard")
-        )
+        for marker, world in zip(MARKERS, worlds, strict=False):
+            marks.append(Line2D([], [], marker=marker, linestyle="", color="#555555", label=world))
         picture.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False)

@@ -9,6 +9,7 @@ has one log, one world model, one clone. Its rules are mined from the log and ju
 dreams of the clone a mode, from the beginnings of held-out tasks, say how often turns contradict their own dream; and
 the clone is trained in dreams of each mode (``real``: in the real games; ``true-<part>``: without rules, one part
 answered by the real games, see ``partly_true.py``) by every training seed and then played on the held-out tasks.
+``sft`` clones all solved episodes of the log instead, by whatever agent, three times as long.
 
 What exists is not done again. Writes ``<out>/table.md`` after every part; ``--table`` only reads.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from imagination.commands.clone import clone
 from imagination.commands.experiments.arms import play_clone, prepared_run, train_arm
 from imagination.commands.train import _RealSteps
 from imagination.evaluation.world_model_eval import heldout_tasks
@@ -66,6 +69,7 @@ GAMES = {  # in place of ``preset=<world>``
 }
 PANELS = {"demo": "mapreader", "gymnasium": "babyai"}  # of worlds that have another name there
 MODES = ("off", "refuse", "repair", "real")
+SFT = "sft"
 TRUE = tuple(f"true-{part}" for part in PARTS)
 DREAMS = 100
 PART = "rules_part.json"
@@ -74,8 +78,8 @@ PART = "rules_part.json"
 def main() -> int:
     parser = study.make_parser(__doc__, "outputs/rules", [0, 1])
     parser.add_argument("--worlds", nargs="+", default=["demo", *GAMES, "gymnasium", "textworld"])
-    parser.add_argument("--training-seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--modes", nargs="+", choices=(*MODES, *TRUE), default=["off", "repair"])
+    parser.add_argument("--training-seeds", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--modes", nargs="+", choices=(*MODES, SFT, *TRUE), default=["off", "repair"])
     options, settings = study.options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
 
     def make(world: str, seed: int) -> None:
@@ -105,7 +109,10 @@ def make_part(config: Config, folder: Path, seed: int, modes: Sequence[str], tra
     if "clone" not in part:
         part["clone"] = play_clone(config, path)["heldout_tasks"]
         keep()
-    for mode in modes:
+    if SFT in modes and SFT not in part:
+        part[SFT] = _imitate_solved(config, path, path / SFT)
+        keep()
+    for mode in (mode for mode in modes if mode != SFT):
         mine = deepcopy(config)
         if mode in TRUE:
             mine.worldmodel.rules = "off"
@@ -124,6 +131,16 @@ def make_part(config: Config, folder: Path, seed: int, modes: Sequence[str], tra
                     arm = train_arm(mine, path, path / name)
                 part["arms"][name] = {key: arm[key] for key in ("heldout_tasks", "dream_success", "stopped_by")}
                 keep()
+
+
+def _imitate_solved(config: Config, source: Path, there: Path) -> dict[str, Any]:
+    """The other thing to do with a log: success on the held-out tasks after longer imitation of all that was solved."""
+    mine = deepcopy(config)
+    mine.clone.agents, mine.clone.solved_only, mine.clone.steps = [""], True, 3 * config.clone.steps
+    for name in (name for name in ("games", "log", "tokenizer", "models") if (source / name).exists()):
+        shutil.copytree(source / name, there / name, dirs_exist_ok=True)
+    study.run_once(mine, there, clone)
+    return dict(play_clone(mine, there)["heldout_tasks"])
 
 
 @contextmanager
@@ -166,7 +183,8 @@ def write_table(out: Path) -> str:
     """``table.md`` of all parts that are there; what it says."""
     parts = [json.loads(path.read_text()) for path in sorted(out.glob(f"*/seed-*/{PART}"))]
     head = ["world", "seed", "rules (that refuse)", "of held-back turns they answer", "wrongly"]
-    head += ["contradicting turns, off / refuse / repair", "cloned", "off", "refuse", "repair", "real games"]
+    head += ["contradicting turns, off / refuse / repair", "cloned"]
+    head += ["solved episodes cloned", "off", "refuse", "repair", "real games"]
     head += [f"true {part}" for part in PARTS]
     return study.write_files(out, table=study.markdown(head, map(_row, parts)))
 
@@ -185,6 +203,7 @@ def _row(part: dict[str, Any]) -> list[object]:
         f"{rules['wrong']} of {rules['answered']}",
         " / ".join(rates),
         Proportion.from_json(part["clone"]).cell,
+        Proportion.from_json(part[SFT]).cell if SFT in part else study.DASH,
         *arms,
     ]
 

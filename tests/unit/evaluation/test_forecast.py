@@ -10,8 +10,6 @@ from imagination.evaluation.forecast import MEASURES, forecast, measures_of, shi
 from imagination.report.audit_page import render_audit
 from tests.support.audits import e, finished, good
 
-ENV, OPTIONS = "gymnasium", {"id": "GoTo"}
-
 
 def runs(many: int) -> list[dict[str, Any]]:
     """Precision 0.00, 0.05, ...: those below 0.5 lose 0.1, those from there on gain as much as their precision."""
@@ -19,19 +17,22 @@ def runs(many: int) -> list[dict[str, Any]]:
     for k in range(many):
         x = k / 20
         told = {measure.key: None for measure in MEASURES} | {"reward_precision": x}
-        found.append({"variant": "v", "seed": k, "gain": -0.1 if k < 10 else x, "clone": told, "trained": told})
+        found.append(
+            {
+                "world": "babyai",
+                "variant": "v",
+                "seed": k,
+                "gain": -0.1 if k < 10 else x,
+                "clone": told,
+                "trained": told,
+            }
+        )
     return found
 
 
 def known(many: int = 21, measure: str = "reward_precision") -> dict[str, Any]:
-    best = {"measure": measure, "spearman": 0.62, "ci95": [0.4, 0.8]}
-    return {
-        "env": ENV,
-        "options": OPTIONS,
-        "command": "make fidelity",
-        "best": {"clone": best, "trained": best},
-        "runs": runs(many),
-    }
+    best = {"measure": measure, "worlds": {"babyai": {"spearman": 0.62, "ci95": [0.4, 0.8]}}}
+    return {"command": "make fidelity", "best": {"clone": best, "trained": best}, "runs": runs(many)}
 
 
 def audited(precision: float | None) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def test_the_measures_are_read_where_the_audit_has_them() -> None:
         "reward_recall": 0.97,
         "gap": 0.25,
         "cr_pairwise": 0.875,
+        "contradictions": None,
         "confidence": 0.95,
     }
     found["sets"]["on_policy"]["sampled"] = {"reward": {"precision": e(0.5)}}
@@ -59,26 +61,26 @@ def test_the_measures_are_read_where_the_audit_has_them() -> None:
 
 def test_the_nearest_fifteen_speak() -> None:
     # 0.99: the nearest are 1.00, 0.95, ..., 0.30; of these 1.00 to 0.50 gained, which are eleven, and four lost
-    found = forecast(audited(0.99), ENV, OPTIONS, known())
+    found = forecast(audited(0.99), known())
     assert found is not None
-    assert (found["runs"], found["raised"], found["gain"], found["same_world"]) == (15, 11, [0.5, 1.0], True)
-    for part in ("0.50 to 1.00 in 11 of 15 runs of gymnasium GoTo", "0.99, there 0.30 to 1.00;", "0.62 [0.40, 0.80]"):
+    assert (found["runs"], found["raised"], found["gain"]) == (15, 11, [0.5, 1.0])
+    ranks = "0.62 [0.40, 0.80] in babyai"
+    for part in ("0.50 to 1.00 in 11 of 15 runs of babyai", "0.99, there 0.30 to 1.00;", ranks):
         assert part in found["sentence"]
 
 
 def test_it_says_where_it_can_only_guess() -> None:
     # -0.5 is below all: the nearest are 0.00 to 0.70, of which 0.50, 0.55, ..., 0.70 gained
-    found = forecast(audited(-0.5), ENV, {"id": "Elsewhere"}, known())
+    found = forecast(audited(-0.5), known())
     assert found is not None
-    assert (found["raised"], found["gain"], found["same_world"]) == (5, [0.5, 0.7], False)
+    assert (found["raised"], found["gain"]) == (5, [0.5, 0.7])
     assert "-0.50, there 0.00 to 0.70, none like it;" in found["sentence"]
-    assert "another world" in found["sentence"]
 
 
 def test_runs_that_never_gained_are_called_so() -> None:
     lost = known()
     lost["runs"] = [{**run, "gain": 0.0} for run in lost["runs"]]
-    found = forecast(audited(0.5), ENV, OPTIONS, lost)
+    found = forecast(audited(0.5), lost)
     assert found is not None
     assert (found["raised"], found["gain"]) == (0, None)
     assert "any of 15 runs" in found["sentence"]
@@ -90,21 +92,21 @@ def test_a_policy_that_has_not_learned_yet_is_compared_with_clones(which: str) -
     for run in told["runs"]:
         run["trained" if which == "clone" else "clone"] = dict.fromkeys(run[which])
     found = audited(0.9)
-    assert (forecast(found, ENV, OPTIONS, told) is None) == (which == "clone")  # its last policy is "policy"
+    assert (forecast(found, told) is None) == (which == "clone")  # its last policy is "policy"
     found["policies"] = found["policies"][:1]  # "policy-clone"
-    assert (forecast(found, ENV, OPTIONS, told) is None) == (which == "trained")
+    assert (forecast(found, told) is None) == (which == "trained")
 
 
 def test_without_numbers_nothing_is_said() -> None:
-    assert forecast(audited(None), ENV, OPTIONS, known()) is None
-    assert forecast(audited(0.9), ENV, OPTIONS, known(14)) is None
-    assert forecast(audited(0.9), ENV, OPTIONS, known(measure="gap")) is None  # no run has it
-    assert forecast(audited(0.9), ENV, OPTIONS, {**known(), "best": {}}) is None
+    assert forecast(audited(None), known()) is None
+    assert forecast(audited(0.9), known(14)) is None
+    assert forecast(audited(0.9), known(measure="gap")) is None  # no run has it
+    assert forecast(audited(0.9), {**known(), "best": {}}) is None
 
 
 def test_the_file_of_the_package_is_whole() -> None:
     found = shipped()
-    assert set(found) == {"env", "options", "command", "best", "runs"}
+    assert set(found) == {"command", "best", "runs"}
     keys = {measure.key for measure in MEASURES}
     assert all(set(run["clone"]) == set(run["trained"]) == keys and -1 <= run["gain"] <= 1 for run in found["runs"])
     assert all(best["measure"] in keys for best in found["best"].values())
@@ -112,7 +114,7 @@ def test_the_file_of_the_package_is_whole() -> None:
 
 def test_the_page_shows_it_and_does_without() -> None:
     found = finished(audited(0.99))
-    said = forecast(found, ENV, OPTIONS, known())
+    said = forecast(found, known())
     assert said is not None
     assert said["sentence"] in render_audit({**found, "forecast": said})
     for without in (found, {**found, "forecast": None}):
