@@ -65,6 +65,7 @@ from worldmodel.evaluation.dreams import contradiction_metrics, drift_metrics, r
 from worldmodel.evaluation.failures import failure_groups, known_answers, refusal_metrics
 from worldmodel.evaluation.sensitivity import action_pairs, judge_pairs, sensitivity_metrics
 from worldmodel.evaluation.transitions import in_new_situations, judge, outcome_metrics, share, transition_metrics
+from worldmodel.evaluation.users import user_metrics
 from worldmodel.rules.refusals import Refusals, learn_refusals
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.world_model import WorldModel
@@ -192,6 +193,7 @@ async def _section(
         "refusals": refusal_metrics(judged, refusals),
         "drift": drift_metrics(rolled),
         "failures": failure_groups(judged, episodes, refusals, known),
+        "users": user_metrics(judged, episodes, audit_input.seed),
     }
     if audit_input.sampled is not None:
         drawn = await judge(audit_input.sampled(episodes), episodes)

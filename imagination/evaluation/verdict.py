@@ -102,6 +102,7 @@ def verdict(audit: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]
         *_refusals(audit, settings),
         *_sensitivity(audit, settings),
         *_contradictions(audit),
+        *_users(audit),
         *_optimism(audit),
         *_worst(audit),
     ]
@@ -231,6 +232,30 @@ def _contradictions(audit: Mapping[str, Any]) -> list[str]:
     return [
         f"Its dreams contradict themselves in {show(own['rate'], digits=3)} of turns{most}; real episodes, by the same "
         f"rules, in {show(own['real'], digits=3)}."
+    ]
+
+
+_USERS = {
+    "words": "words a message",
+    "agrees": "of messages that agree",
+    "told": "names and numbers told a message",
+    "invented": "of messages with names or numbers they cannot know",
+    "ends": "of messages that end the dialogue",
+}
+
+
+def _users(audit: Mapping[str, Any]) -> list[str]:
+    users = audit["sets"].get("held_out", {}).get("users")
+    if not users:
+        return []
+    differ = [
+        f"{number(users[key]['dreamed']['value'])} {title} (logged {number(users[key]['logged']['value'])})"
+        for key, title in _USERS.items()
+        if (ends := users[key]["difference"]["ci95"]) and not ends[0] <= 0 <= ends[1]
+    ]
+    return [
+        f"Its users differ from logged ones in {'; '.join(differ) or 'nothing that is sure'} "
+        f"(n={users['turns']:,} messages)."
     ]
 
 

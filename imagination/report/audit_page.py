@@ -53,14 +53,25 @@ MEASURES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ("Refuses too", "of the actions that the world refused", ("refusals", "refused_too")),
     ("Accepts too", "of the actions that the world did not refuse", ("refusals", "accepted_too")),
     ("BehR", "change of a policy’s log-probability of the next action, in nats; 0 is best", ("behr", "behr")),
+    ("Users: words", "of a message, more than logged users say there", ("users", "words", "difference")),
+    ("Users: agree", "share that begins with yes, sure or thanks, more than logged", ("users", "agrees", "difference")),
+    ("Users: tell", "names and numbers they tell first, more than logged", ("users", "told", "difference")),
+    (
+        "Users: invent",
+        "share with what they cannot know, more than logged",
+        ("users", "invented", "difference"),
+    ),
+    ("Users: end", "share that ends the dialogue, more than logged", ("users", "ends", "difference")),
     ("Malformed", "predictions that could not be read; they count as wrong", ("malformed",)),
 )
+
+SIGNED = ("behr", "users")  # differences
 
 
 def render_audit(audit: Mapping[str, Any]) -> str:
     """The whole page, from what ``audit.json`` holds."""
     sets = {SET_TITLES[name]: one for name in SET_TITLES if (one := audit["sets"].get(name)) and one["n"]}
-    rows = [(t, meaning, [_at(one, path) for one in sets.values()], path[0] == "behr") for t, meaning, path in MEASURES]
+    rows = [(t, meaning, [_at(one, path) for one in sets.values()], path[0] in SIGNED) for t, meaning, path in MEASURES]
     own = [audit["sets"][name] for name in ("on_policies", "held_out") if name in audit["sets"]]
     return render(
         "audit.html",

@@ -173,11 +173,14 @@ def gemini_session(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def _simulation(file: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    """With the policy that its agent was shown, and the model that acted."""
+    """With the policy that its agent was shown, the model that acted, and what its user was told."""
     info = file["info"] if isinstance(file.get("info"), dict) else {}
     world, agent = info.get("environment_info"), info.get("agent_info")
     policy = world.get("policy") if isinstance(world, dict) else None
-    return {"system": policy, "agent": agent.get("llm") if isinstance(agent, dict) else None, **value}
+    tasks = file["tasks"] if isinstance(file.get("tasks"), list) else []
+    own = (t for t in tasks if isinstance(t, dict) and t.get("id") == value.get("task_id"))
+    told = {"user_scenario": next(own, {}).get("user_scenario")}
+    return {"system": policy, "agent": agent.get("llm") if isinstance(agent, dict) else None, **told, **value}
 
 
 def _sample(file: Mapping[str, Any], sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class EpisodeDraft:
     reward: object = None  # of the whole episode: its last turn earned it, the others 0
     failure: str | None = None  # what broke, where ``stop`` is a failure
     id: object = None
+    world_facts: object = None  # what the world knows and no policy may read, a line each (``Task.world_facts``)
     # other fields of the record; numbers, flags and short texts are kept with the last turn
     extra: Mapping[str, Any] = field(default_factory=dict)
     # parts of actions and answers that are not in the turns, by their kind; the last turn keeps the counts as notes
@@ -258,6 +259,7 @@ def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Tra
             (draft.failure or f"logged with the stop '{stop}'") if isinstance(stop, str) and stop in _FAILURES else None
         ),
         "success": _flag(draft.success),
+        "world_facts": draft.world_facts,
     }
     if draft.id is None and name.endswith("/"):
         row["id"] = name + _digest([row[key] for key in ("task_id", "agent", "start", "turns", "stop", "success")])
@@ -303,6 +305,8 @@ def with_whole_characters(draft: EpisodeDraft) -> EpisodeDraft:
 
     turns = list(map(whole_turn, draft.turns)) if isinstance(draft.turns, list) else draft.turns
     plain = {name: whole(getattr(draft, name)) for name in ("start", "task_id", "agent", "id", "failure")}
+    if isinstance(draft.world_facts, list):
+        plain["world_facts"] = list(map(whole, draft.world_facts))
     extra = {whole(key): whole(value) for key, value in draft.extra.items()}
     if not replaced:
         return draft

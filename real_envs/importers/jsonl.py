@@ -17,6 +17,8 @@
   ``real``.
 - ``reasoning``: of a turn, what somebody thought about the action before the world answered; a world model that
   reasons first learns to write it. It is kept as ``info["reasoning"]`` and read by nobody else.
+- ``world_facts``: lines that only the world knows, such as what a simulated user was told to want. The world model may
+  read them (``worldmodel.facts``), no policy ever does.
 - ``id``: unique in a store; the file's name and line, such as ``shop/17``, if left out.
 
 Null stands for left out. Other keys are errors, because a misspelt ``rewards`` must not pass for a log without any.
@@ -43,7 +45,7 @@ from real_envs.store import StoreError
 from real_envs.store.codec import FieldError, nearest
 from real_envs.trajectory import Trajectory
 
-_EPISODE_KEYS = frozenset(("id", "task_id", "start", "turns", "stop", "agent", "success"))
+_EPISODE_KEYS = frozenset(("id", "task_id", "start", "turns", "stop", "agent", "success", "world_facts"))
 _MEASURED = ("action", "observation", "reward", "terminated")
 _TURN_KEYS = frozenset((*_MEASURED, "reasoning"))
 _ADVICE = "The format is told in real_envs/importers/jsonl.py."

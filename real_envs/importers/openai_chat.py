@@ -34,9 +34,10 @@ _LESS_SURE = ("history", "contents", "events", "chat_messages", "loglines", "cha
 MESSAGES = ("messages", "traj", "conversation", "trajectory", "conversations", *_LESS_SURE)
 _ROLLOUTS = (("prompt", "completion"), ("input", "output"))
 _PROMPTS = ("system", "instructions", "system_prompt", "systemInstruction", "system_instruction")  # beside the messages
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _STOP = "###STOP###"  # how the simulated user of tau-bench hangs up
 _TEMPLATE = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<tool_response>")  # between messages
-_KNOWN = ("task_id", "reward", "success")
+_KNOWN = ("task_id", "reward", "success", "user_scenario")
 
 
 class OpenaiChat(Format):
@@ -168,6 +169,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         stop=stop,
         failure=failure,
         left_out=dialogue.left_out,
+        world_facts=_scenario(fields) or None,
         **{"success": fields.get("success"), **outcome(reward)},
     )
 
@@ -179,6 +181,22 @@ def _each(key: str, messages: list[Any], dialogue: Dialogue) -> Iterator[tuple[s
             plain, left_out = spoken(part)
             dialogue.left_out.update(left_out)
             yield from ((f"{key}[{i}]", message) for message in plain)
+
+
+def _scenario(fields: Mapping[str, Any]) -> list[str]:
+    """What a simulated user was told, a sentence each: ``info.task.instruction`` of tau-bench, ``user_scenario`` of a
+    task of tau2-bench."""
+    found: Any = fields.get("user_scenario")
+    for key in ("info", "task", "instruction") if found is None else ():
+        found = (found or fields).get(key) if isinstance(found or fields, Mapping) else None
+    texts, told = [found], list[str]()
+    while texts:
+        text = texts.pop(0)
+        if isinstance(text, Mapping):
+            texts[:0] = text.values()
+        elif isinstance(text, str):
+            told += [part.strip() for part in _SENTENCE.split(text) if part.strip()]
+    return told
 
 
 def _reward(fields: Mapping[str, Any]) -> Any:

@@ -66,7 +66,9 @@ def test_a_stated_success_is_kept_and_null_is_unknown(tmp_path: Path) -> None:
 
 
 def test_what_is_imported_can_be_stored_as_it_is(tmp_path: Path) -> None:
-    episodes = import_jsonl(write(tmp_path, LINE, LINE))
+    told = ["The mug is blue.", "It costs 5."]
+    episodes = import_jsonl(write(tmp_path, LINE, LINE | {"world_facts": told}))
+    assert [episode.world_facts for episode in episodes] == [(), tuple(told)]
     store = TrajectoryStore.create(tmp_path / "log", {"train": ["shop-3"]})
     store.append(episodes)
     assert list(store.read("train")) == episodes

@@ -225,8 +225,13 @@ def test_what_a_simulated_user_asks_its_own_tools_is_in_no_observation(tmp_path:
     ]
     simulation = {"task_id": "7", "messages": said, "reward_info": {"reward": 1.0}, "termination_reason": "max_steps"}
     simulation |= {"id": "s0"}
+    task = {"id": "7", "user_scenario": {"persona": None, "instructions": {"task": "Roaming fails. Ask twice."}}}
     info = {"environment_info": {"policy": "Be kind."}, "agent_info": {"llm": "m"}}
-    results = {"info": info, "tasks": [{"id": "7"}], "simulations": [simulation, simulation | {"id": "s1"}]}
+    results = {
+        "info": info,
+        "tasks": [{"id": "6", "user_scenario": "No."}, task],
+        "simulations": [simulation, simulation | {"id": "s1"}],
+    }
     whole = imported(tmp_path / "results.json", results)
     (line,) = imported(tmp_path / "simulations.jsonl", simulation)
     del said[2]["tool_calls"][0]["requestor"], said[3]["requestor"]  # then it follows from their order
@@ -236,9 +241,10 @@ def test_what_a_simulated_user_asks_its_own_tools_is_in_no_observation(tmp_path:
         assert steps(episode) == [("Look at the bar.", "It shows a plane."), ("line({})", "active")]
         assert (episode.task_id, episode.total_reward, episode.stop) == ("7", 1.0, StopReason.TURN_LIMIT)
         assert episode.turns[-1].info["log.left_out.answer to the user's own tool"] == 1
-    assert [(e.start, e.agent, e.id) for e in whole if isinstance(e, Trajectory)] == [
-        ("Be kind.\n\nNo service.", "m", "s0"),
-        ("Be kind.\n\nNo service.", "m", "s1"),
+    told = ("Roaming fails.", "Ask twice.")  # what the user wants is the world's alone
+    assert [(e.start, e.agent, e.id, e.world_facts) for e in whole if isinstance(e, Trajectory)] == [
+        ("Be kind.\n\nNo service.", "m", "s0", told),
+        ("Be kind.\n\nNo service.", "m", "s1", told),
     ]
 
 

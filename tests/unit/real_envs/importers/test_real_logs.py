@@ -43,6 +43,8 @@ def test_tau_bench() -> None:
     assert (name, len(episodes), refused) == ("openai", 200, [])
     assert sum(episode.solved for episode in episodes) == 84
     assert sum(episode.total_reward == 0 for episode in episodes) == 116
+    # what the simulated user was told is the world's alone
+    assert all(e.world_facts[0].startswith(("You", "Your")) and e.world_facts[0] not in e.start for e in episodes)
     # every message is in the start, an action or an answer
     messages = [message for record in json.loads(TAU.read_text()) for message in record["traj"]]
     assert len(messages) == 5308
