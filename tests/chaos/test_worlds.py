@@ -9,6 +9,7 @@ import asyncio
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.world import find_world
 from tests.support.chromium import find
-from tests.support.processes import below, resident
+from tests.support.processes import below, of_chromium, proportional
 
 pytestmark = [
     pytest.mark.chaos,
@@ -52,18 +53,24 @@ def test_resets_keep_memory_and_processes_flat(name: str, tmp_path: Path, monkey
     world, counts = find_world(name), {"train": 2, "heldout": 1}
     world.generate(tmp_path, counts, 0, world_settings(config.env, config.games), lambda done, total: None, 1)
     before = set(below(os.getpid()))
-    readings: list[tuple[int, int]] = []  # processes, and their memory with ours, in kB
+    readings: list[tuple[int, int, int]] = []  # processes, those that come and go, all their memory with ours in kB
     resets = asyncio.run(reset_for(world.open(tmp_path, False, WORKERS), 60 * MINUTES / len(WORLDS), before, readings))
-    memory = [kilobytes for _, kilobytes in readings]
-    quarters = [statistics.median(memory[k * len(memory) // 4 : (k + 1) * len(memory) // 4]) for k in range(4)]
+    lasting, passing, memory = zip(*readings, strict=True)
+    quarters, renderers = by_quarter(memory), by_quarter(passing)
     shown = ", ".join(f"{kilobytes / 1024:.0f}" for kilobytes in quarters)
-    print(f"{name}: {resets} resets, MiB by quarter {shown}, {max(count for count, _ in readings)} processes")
-    assert max(count for count, _ in readings[len(readings) // 4 :]) <= max(count for count, _ in readings[:3]) + 1
+    print(f"{name}: {resets} resets, MiB by quarter {shown}; {max(lasting)} processes, and of a browser {renderers}")
+    assert max(lasting[len(lasting) // 4 :]) <= max(lasting[:3]) + 1
+    assert renderers[3] <= renderers[1] + 1
     assert quarters[3] < 1.1 * quarters[1] + slack, f"{name}: {shown} MiB"
     assert len(set(below(os.getpid())) - before) <= 1, "the guard alone"
 
 
-async def reset_for(tasks: object, seconds: float, before: set[int], readings: list[tuple[int, int]]) -> int:
+def by_quarter(values: Sequence[int]) -> list[float]:
+    """The median of each quarter of them."""
+    return [statistics.median(values[k * len(values) // 4 : (k + 1) * len(values) // 4]) for k in range(4)]
+
+
+async def reset_for(tasks: object, seconds: float, before: set[int], readings: list[tuple[int, int, int]]) -> int:
     """Plays short episodes in all workers; how many."""
     until, every, resets = time.monotonic() + seconds, seconds / 40, 0
 
@@ -83,7 +90,8 @@ async def reset_for(tasks: object, seconds: float, before: set[int], readings: l
         await asyncio.wait([playing], timeout=every)
         if resets >= WORKERS and time.monotonic() < until:
             ours = set(below(os.getpid())) - before
-            readings.append((len(ours), sum(map(resident, {os.getpid(), *ours}))))
+            passing = sum(map(of_chromium, ours))
+            readings.append((len(ours) - passing, passing, sum(map(proportional, {os.getpid(), *ours}))))
     await playing
     await tasks.close()  # type: ignore[attr-defined]
     return resets

@@ -44,3 +44,21 @@ def resident(process: int) -> int:
     """Memory, in kB."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines() if alive(process) else []
     return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS")), 0)
+
+
+def proportional(process: int) -> int:
+    """Memory in kB, of which what several processes share is divided among them, so that sums count it once."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it ended meanwhile
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+
+
+def of_chromium(process: int) -> bool:
+    """Whether it is a renderer or a utility of a Chromium, which starts and ends these as it likes."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+    except OSError:
+        return False
+    return any(word in ("--type=renderer", "--type=utility") for part in words for word in part.split(" "))
