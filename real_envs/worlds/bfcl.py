@@ -103,7 +103,7 @@ def is_heldout(number: int) -> bool:
     return derive_seed("BFCL fold", number) % _FOLDS == 0
 
 
-def _signatures(text: str) -> dict[str, inspect.Signature]:
+def signatures(text: str) -> dict[str, inspect.Signature]:
     """The tools that lines of a text list, as ``real_envs.calls.signature`` writes them."""
     return {name: inspect.Signature(_parameters(written)) for name, written in _TOOL.findall(text)}
 
@@ -116,7 +116,7 @@ def _parameters(written: str) -> list[inspect.Parameter]:
     return [inspect.Parameter(name, kind, default=None if may else inspect.Parameter.empty) for name, may in names]
 
 
-def _call_of(action: str, tools: Mapping[str, inspect.Signature]) -> Call | None:
+def call_of(action: str, tools: Mapping[str, inspect.Signature]) -> Call | None:
     """The call that an action makes; ``None``: it ends the user's turn.
 
     Raises:
@@ -143,9 +143,9 @@ def refusal(start: str, history: Sequence[Turn], action: str) -> str | None:
     """
     # before the user speaks, in the start and in what ends a turn
     spoken = [text.partition("\nUser: ") for text in (start, *(turn.observation for turn in history))]
-    tools = _signatures("\n".join(before for before, user, _ in spoken if user))
+    tools = signatures("\n".join(before for before, user, _ in spoken if user))
     try:
-        _call_of(action, tools)
+        call_of(action, tools)
     except ValueError as error:
         return f"Error: {error}"
     return None
@@ -175,7 +175,7 @@ class BfclGame(Game):
 
     def _begin_turn(self) -> None:
         self._tools = self._package.tools(self._task, self._turn)
-        self._signatures = _signatures("\n".join(signature(*tool) for tool in self._tools.items()))
+        self._signatures = signatures("\n".join(signature(*tool) for tool in self._tools.items()))
         self._plan = [parse_call(call) for call in self._task.turns[self._turn].calls]
         self._called = False
 
@@ -187,7 +187,7 @@ class BfclGame(Game):
     def _act(self, action: str) -> StepResult:
         self._steps += 1
         try:
-            call = _call_of(action, self._signatures)
+            call = call_of(action, self._signatures)
         except ValueError as error:
             return self._answered(f"Error: {error}")
         if call is None:
