@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from real_envs.trajectory import Observation, StopReason, Trace
+from real_envs.trajectory import Observation, StopReason, Trace, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Task:
     # facts of its initial state, a line each. The world model may read them (``worldmodel.facts``), no policy ever
     # does.
     world_facts: tuple[str, ...] = field(default=(), repr=False)
+    # turns of an earlier dream from the same start that this one goes on from: its own, though nobody samples them anew
+    dreamed: tuple[Turn, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

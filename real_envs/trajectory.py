@@ -123,6 +123,11 @@ class Turn:
         """Whether answer and reward were logged: no world model learns from other turns, or is judged by them."""
         return self.reward is not None and NO_ANSWER not in self.info
 
+    @property
+    def said(self) -> tuple[str, str, float | None]:
+        """What happened, without the record of how it came about."""
+        return self.action, self.observation, self.reward
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:

@@ -36,11 +36,13 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"train.extra_groups plays on for groups that are left out, and {algorithm.name} leaves none out: set it "
             "to 0, or choose dapo or grpo, or set algorithm.drop_equal_groups=true where the algorithm compares groups"
         )
-    for name, share in (("train.expert_share", train.expert_share), ("train.real_share", train.real_share)):
+    shares = ("expert_share", "real_share", "failure_share")
+    for name, share in ((f"train.{share}", getattr(train, share)) for share in shares):
         if wrong := check_share(name, share):
             yield wrong
     yield from _real_share(config)
     yield from _ahead(config)
+    yield from _branches(config)
     if train.observation_coef and train.world != "real" and not most(train.real_share):
         yield (
             "train.observation_coef learns from what the real world says, and no episode is played there: set "
@@ -117,6 +119,32 @@ def _ahead(config: Config) -> Iterator[str]:
             f"train.max_staleness={train.max_staleness} plays the groups of an update before it is known which are "
             "missing: set train.extra_groups=0 and dream.on_doubt other than branch, or train.max_staleness=0"
         )
+    if dream.branch_share or most(train.failure_share):
+        yield (
+            f"train.max_staleness={train.max_staleness} plays groups before it is known how others went: set "
+            "dream.branch_share=0 and train.failure_share=0, or train.max_staleness=0"
+        )
+
+
+def _branches(config: Config) -> Iterator[str]:
+    part, train = ALGORITHMS[config.algorithm.name].advantage, config.train
+    if not config.dream.branch_share:
+        return
+    if not (part.needs_groups and part.adds_up):
+        yield (
+            f"dream.branch_share shares advantages of whole episodes, and {config.algorithm.name} has others: set it "
+            f"to 0, or algorithm.name to one of {', '.join(_whole_episodes())}"
+        )
+    if train.world == "real" or train.process or train.played_per_group != train.group_size:
+        yield (
+            "dream.branch_share is for dreams that are judged by their rewards and all learned from: set it to 0, or "
+            "train.world=dream, train.process='', train.process_coef=0 and train.oversample=1"
+        )
+
+
+def _whole_episodes() -> list[str]:
+    """Algorithms that compare whole episodes of a group."""
+    return [name for name, m in ALGORITHMS.items() if m.advantage.needs_groups and m.advantage.adds_up]
 
 
 def _experts_compared(config: Config) -> Iterator[str]:
@@ -124,10 +152,9 @@ def _experts_compared(config: Config) -> Iterator[str]:
     if train.expert_form != "luffy" or not most(train.expert_share):
         return
     if not (part.needs_groups and part.adds_up):
-        able = [name for name, m in ALGORITHMS.items() if m.advantage.needs_groups and m.advantage.adds_up]
         yield (
             f"train.expert_form=luffy judges experts within groups of whole episodes, and {config.algorithm.name} does "
-            f"not: set algorithm.name to one of {', '.join(able)}, or train.expert_form=luffy_constant"
+            f"not: set algorithm.name to one of {', '.join(_whole_episodes())}, or train.expert_form=luffy_constant"
         )
     if train.process:
         yield (

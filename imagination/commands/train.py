@@ -26,6 +26,7 @@ from imagination.learning.collector import (
 from imagination.learning.critic import NAME as CRITIC
 from imagination.learning.critic import load_critic, made_for
 from imagination.learning.experience import RecordedGroups
+from imagination.learning.groups import FailedTasks
 from imagination.learning.metrics import guard_note
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
@@ -113,6 +114,7 @@ def _train(
         best = BestPolicy(policy.model, data.validation, tasks, settings.validate_every, seed)
     shaping = RewardShaping(tuple((threshold, reward) for threshold, reward in settings.reward_tiers))
     replays = Replays(settings.self_imitation, seed) if settings.self_imitation.share else None
+    failures = FailedTasks(seed) if most(settings.failure_share) else None
     bar = Bar("train", settings.updates, "turns")
     collector = ExperienceCollector(
         run=run,
@@ -128,6 +130,7 @@ def _train(
         count_real_steps=real_steps.write,
         watch=watch,
         replays=replays,
+        failures=failures,
         on_turn=bar.count,
         worst=worst_returns([shaping.rewards(t)[t.prefix_turns :] for t in data.log], config.dream.max_turns),
         best=best,
@@ -143,8 +146,10 @@ def _train(
     module.passed, module.compute = clock.passed, compute
     save, last = partial(save_checkpoint, policy.model, policy.chat.tokenizer), settings.updates
     keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
-    callbacks = [c for c in (Gathering(trained, policy.model), watch, replays, best, keep) if c is not None]
-    trainer = make_trainer(run, "train", bar, module.done, settings.checkpoint_every, callbacks=callbacks)
+    callbacks = [Gathering(trained, policy.model), watch, replays, failures, best, keep]
+    trainer = make_trainer(
+        run, "train", bar, module.done, settings.checkpoint_every, callbacks=[c for c in callbacks if c]
+    )
     device = policy.model.device
 
     def stopped() -> bool:
@@ -304,7 +309,7 @@ class _RealSteps:
 
 def _summarise(run: RunFolder, collector: ExperienceCollector, watch: TripwireMonitor | None, dreamed: bool) -> None:
     lines = [*run.metrics("train"), *run.metrics("last_look")]
-    turns = sum(line.get("turns", 0) for line in lines) if dreamed else 0
+    turns = sum(line.get("played_turns", line.get("turns", 0)) for line in lines) if dreamed else 0
     both = run.metrics(OVERLAP)  # of updates that played in both worlds: seconds in each, and in both at once
     overlap = {key: round(sum(line[key] for line in both), 2) for key in OVERLAP_SECONDS} if both else None
     run.update({"dreamed_turns": int(turns), "speed": collector.speed(), "overlap": overlap})

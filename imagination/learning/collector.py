@@ -7,10 +7,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from imagination.data.batches import truncate
 from imagination.data.examples import imitation_row
@@ -20,10 +17,11 @@ from imagination.learning.experience import (
     compared_expert_row,
     group_numbers,
     informative_groups,
+    mean_rewards,
     policy_rows,
-    total_reward,
 )
-from imagination.learning.metrics import measure_played, turns_lost, useful_turns, why_nothing
+from imagination.learning.groups import FailedTasks, branch_off, by_group, chosen_starts, resampled, split_for_branches
+from imagination.learning.metrics import RolloutMonitor, measure_played, turns_lost, useful_turns, why_nothing
 from imagination.learning.policy_module import Update
 from imagination.learning.reward_shaping import RewardShaping
 from imagination.learning.self_imitation import Replays
@@ -51,19 +49,6 @@ _CUT = (StopReason.UNSURE, StopReason.CONTEXT_LIMIT)
 
 class NothingToLearn(UserError):
     """Every dream of a first update broke or was cut off as uncertain."""
-
-
-class RolloutMonitor(Protocol):
-    """Looks at the rollouts of an update before anything is learned from them."""
-
-    @property
-    def tripped(self) -> object | None:
-        """Why training must stop; ``None`` where it may go on."""
-
-    def look(
-        self, update: int, played: Sequence[Trajectory], agent: LanguageModelAgent | None = None
-    ) -> Mapping[str, float]:
-        """Metrics of these rollouts; sets ``tripped``. ``agent``: plays real episodes, where those are due."""
 
 
 @dataclass(slots=True)
@@ -106,6 +91,7 @@ class ExperienceCollector:
         agent_beside: the policy as it plays in the second, at the same time. Its engine must be none of those that
             dream: real worlds answer when they please, and what shares a step of an engine is rounded together.
         recorded: real episodes that were played before, in place of a real world beside the first.
+        failures: tasks to come again, at ``train.failure_share``.
         worst: what uncertainty costs, see ``RewardShaping``.
         best: the policy that did best in validation dreams, where these are played.
         players: play all episodes in other processes, where there are any.
@@ -122,6 +108,7 @@ class ExperienceCollector:
     count_real_steps: Callable[[], None]
     watch: RolloutMonitor | None = None
     replays: Replays | None = None
+    failures: FailedTasks | None = None
     on_turn: Callable[[], None] | None = None
     worst: tuple[float, ...] = ()
     agent_beside: LanguageModelAgent | None = None
@@ -131,6 +118,7 @@ class ExperienceCollector:
     policy_version: str = ""  # of the weights that play now
     seconds: float = 0.0
     turns: int = 0
+    left_out: int = 0  # turns of the update in its world that no episode kept has, less those that two have
     _ahead: GroupsAhead | None = None
 
     @property
@@ -152,18 +140,20 @@ class ExperienceCollector:
         shown = [*first, *beside[:: settings.group_size]]
         self.run.add_rollouts("train", shown, which="update", step=index, split="train")
         seen = self.watch.look(index, played, self.agent) if self.watch is not None else {}
+        measured = {**measure_played(played), **measure_played(beside, "real_"), **seen}
+        measured |= self._played_turns(measured)
         if self.watch is not None and self.watch.tripped is not None:
-            return Update(index, [], {**measure_played(played), **measure_played(beside, "real_"), **seen})
+            return Update(index, [], measured)
         weigh = self.plan.dream.on_doubt == "downweight" and self.world.source is Source.DREAM
         min_weight = self.plan.dream.min_weight if weigh else None
         rows = policy_rows([*played, *beside], min_weight, self._shaping(longest))
-        measured = {**measure_played(played), **measure_played(beside, "real_"), **seen, **self._mean_rewards(rows)}
-        measured |= ahead
-        measured |= self._validate(index)
+        measured |= mean_rewards(rows, bool(settings.reward_tiers)) | ahead | self._validate(index)
         if self.players is not None:
             self.players.show(measured)
         if self.plan.dream.horizon:
             measured["horizon"] = longest
+        if self.failures is not None:
+            measured |= self.failures.add(played)
         replayed, expert = settings.self_imitation.share, share_at(index, settings.expert_share)
         own = len(played) + len(beside)
         wanted = added_episodes(own, expert, replayed)
@@ -219,7 +209,9 @@ class ExperienceCollector:
         played, span = asyncio.run(timed(self._rollouts(index, rng, longest)))
         self.seconds += span.seconds
         self.run.add_rollouts("last_look", self._one_a_group(index, played), which="update", step=index, split="train")
-        self.run.record("last_look", index, {**measure_played(played), **self.watch.look(index, played), **validated})
+        measured = measure_played(played)
+        measured |= self._played_turns(measured)
+        self.run.record("last_look", index, {**measured, **self.watch.look(index, played), **validated})
 
     def _both_worlds(
         self, index: int, rng: random.Random, longest: int
@@ -255,6 +247,7 @@ class ExperienceCollector:
         episodes, metrics = self._ahead.take()
         self.seconds += time.perf_counter() - begun
         self._count(episodes)
+        episodes = self._kept(episodes)
         beside = [t for t in episodes if t.source is not self.world.source]
         if self.recorded is not None:
             beside = asyncio.run(self._real_groups(index, longest_turns(self.plan.dream, index)))
@@ -270,7 +263,7 @@ class ExperienceCollector:
         return groups
 
     def _in_groups(self, episodes: Sequence[Episode], longest: int, world: RolloutEnvironment) -> list[Group]:
-        size = self.plan.train.group_size
+        size = self.plan.train.played_per_group
         parts = [tuple(episodes[k : k + size]) for k in range(0, len(episodes), size)]
         return [Group(part, longest, world.source) for part in parts]
 
@@ -289,7 +282,7 @@ class ExperienceCollector:
     async def _rollouts(self, index: int, rng: random.Random, longest: int) -> list[Trajectory]:
         """What an update plays in its world."""
         groups = self._first_groups(index)
-        played = await self._play(self._episodes(index, rng, 0, groups, self.plan.dream.branch), longest)
+        played = await self._play_groups(self._episodes(index, rng, 0, groups, self.plan.dream.branch), longest)
         if self.plan.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
             played += await self._branches(index, rng, longest, played)
         return played + await self._in_place_of_equal_groups(index, rng, longest, played)
@@ -314,7 +307,7 @@ class ExperienceCollector:
             return self.recorded.deal(sum(real_groups(k, self.plan.train) for k in range(index)), groups)
         if not groups or len(self.worlds) == 1:
             return []
-        return await self._play(self._real_episodes(index), longest, self.worlds[1])
+        return await self._play_groups(self._real_episodes(index), longest, self.worlds[1])
 
     def _real_episodes(self, index: int) -> list[Episode]:
         """What an update plays in the real world beside."""
@@ -328,16 +321,6 @@ class ExperienceCollector:
         refusals = self.plan.refusals if progress.enabled and progress.carried_out else ""
         return RewardShaping(tiers, train.process, refusals, self.worst, longest)
 
-    def _mean_rewards(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Means of what outcomes earned, an episode, and of the judgements, a turn; where they are in use."""
-        metrics: dict[str, float] = {}
-        if self.plan.train.reward_tiers and rows:
-            metrics["tiered_return"] = fmean(map(total_reward, rows))
-        judgements = torch.cat([row.process[:-1] for row in rows]) if rows else torch.empty(0)
-        if not judgements.isnan().all():
-            metrics["process_mean"] = fmean(judgements[~judgements.isnan()].tolist())
-        return metrics
-
     def speed(self) -> dict[str, float]:
         """Throughput and draft acceptance. Depends on timing, so it is logged per process only."""
         speed = {"turns_per_second": self.turns / self.seconds if self.seconds else 0.0}
@@ -349,6 +332,34 @@ class ExperienceCollector:
             if drafted := sum(c.drafted for c in counts):
                 speed["draft_acceptance"] = sum(c.accepted for c in counts) / drafted
         return speed
+
+    async def _play_groups(
+        self, episodes: Sequence[Episode], longest: int, world: RolloutEnvironment | None = None
+    ) -> list[Trajectory]:
+        """Plays whole groups: those episodes last that go on from others, and of each ``train.group_size`` are kept."""
+        share = 0.0 if world is not None else self.plan.dream.branch_share
+        first, rest = split_for_branches(episodes, share) if share else (episodes, [])
+        played = await self._play(first, longest, world)
+        if rest:
+            rest = branch_off(rest, played)
+            self.left_out -= sum(len(episode.task.dreamed) for episode in rest)
+            played = [t for group in by_group([*played, *await self._play(rest, longest)]).values() for t in group]
+        return self._kept(played)
+
+    def _kept(self, played: list[Trajectory]) -> list[Trajectory]:
+        if self.plan.train.played_per_group == self.plan.train.group_size:
+            return played
+        kept = resampled(played, self.plan.train.group_size, self.plan.refusals, self.chat.stop)
+        turns = [sum(len(t.own_turns) for t in some if t.source is self.world.source) for some in (played, kept)]
+        self.left_out += turns[0] - turns[1]
+        return kept
+
+    def _played_turns(self, measured: Mapping[str, float]) -> dict[str, float]:
+        """The turns that an update played in its world, where these are not those of the episodes that it judges."""
+        if not self.plan.dream.branch_share and self.plan.train.played_per_group == self.plan.train.group_size:
+            return {}
+        turns, self.left_out = measured.get("turns", 0) + self.left_out, 0
+        return {"played_turns": turns}
 
     async def _play(
         self, episodes: Sequence[Episode], longest: int, world: RolloutEnvironment | None = None
@@ -389,7 +400,7 @@ class ExperienceCollector:
         last = first + int(self.plan.dream.extra_groups * self._first_groups(index))
         while first < last and missing >= settings.group_size * longest:
             groups = min(missing // (settings.group_size * longest), last - first)
-            more = await self._play(self._episodes(index, rng, first, groups, 1.0), longest)
+            more = await self._play_groups(self._episodes(index, rng, first, groups, 1.0), longest)
             missing -= sum(useful_turns(t) for t in more)
             first += groups
             added += more
@@ -407,7 +418,7 @@ class ExperienceCollector:
         while first < last and (missing := wanted - informative_groups([*played, *added], shaping)) > 0:
             groups = min(missing, last - first)
             episodes = self._episodes(index, rng, first, groups, self.plan.dream.branch)
-            added += await self._play(episodes, longest)
+            added += await self._play_groups(episodes, longest)
             first += groups
         return added
 
@@ -421,24 +432,19 @@ class ExperienceCollector:
         world: RolloutEnvironment | None = None,
     ) -> list[Episode]:
         """Groups ``first``, ``first + 1``, ..., a share ``branch`` of them from the middle of logged episodes."""
-        settings, source = self.plan.train, (world or self.world).source
-        world_name = "" if source is self.world.source else f"{source.value}/"  # no group is of both worlds
-        by_task: dict[str, list[str]] = {}
-        for name, start in self.starts.items():
-            by_task.setdefault(start.task_id, []).append(name)
-        tasks = sorted(by_task)
-        rng.shuffle(tasks)
+        train, world = self.plan.train, world or self.world
+        again = list[str]()
+        if self.failures is not None and not first:
+            again = self.failures.draw(index, round(share_at(index, train.failure_share) * groups))
+        begun = chosen_starts(self.starts, range(first, first + groups), rng, branch, world.source, again)
+        world_name = "" if world.source is self.world.source else f"{world.source.value}/"  # no group is of both worlds
         episodes: list[Episode] = []
-        for g in range(first, first + groups):
-            task_id = tasks[g % len(tasks)]
-            branched = [n for n in by_task[task_id] if self.starts[n].history]
-            whole = [n for n in by_task[task_id] if not self.starts[n].history]
-            use_branch = source is Source.DREAM and rng.random() < branch
-            name = rng.choice(branched if use_branch and branched else whole)
-            real = (world or self.world).tasks.get(task_id, Task(task_id))
+        for g, name in zip(range(first, first + groups), begun, strict=True):
+            task_id = self.starts[name].task_id
+            real = world.tasks.get(task_id, Task(task_id))
             task = Task(task_id, {**real.spec, "start": name}, real.privileged)
-            for k in range(settings.group_size):
-                episode_id = f"{source.value}/{index}/{g}/{k}"
+            for k in range(train.played_per_group):
+                episode_id = f"{world.source.value}/{index}/{g}/{k}"
                 seed = derive_seed("episode", self.plan.seed, index, g, k)
                 episodes.append(Episode(episode_id, task, f"{world_name}{index}/{g}", seed))
         return episodes

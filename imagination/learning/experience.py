@@ -6,12 +6,13 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from imagination.data.examples import imitation_row
-from imagination.learning.advantages import differ, turn_bounds, with_process_rewards
+from imagination.learning.advantages import differ, shared_before_branches, turn_bounds, with_process_rewards
 from imagination.learning.algorithms import Algorithm, Episodes
 from imagination.learning.reward_shaping import RewardShaping
 from policy.lm.batch import NAN, SOURCES, Row, RowBatch
@@ -36,7 +37,25 @@ def policy_rows(
     """
     groups = group_numbers(episodes)
     rows = [policy_row(e, min_weight, groups[e.group_id], shaping) for e in episodes]
-    return [row for row in rows if row is not None]
+    judged = [(e, row) for e, row in zip(episodes, rows, strict=True) if row is not None]
+    for (_, row), parent in zip(judged, _parents(judged), strict=True):
+        row.parent = torch.tensor(parent)
+    return [row for _, row in judged]
+
+
+def _parents(judged: Sequence[tuple[Trajectory, Row]]) -> list[int]:
+    """For each row the first of its group whose episode sampled the turns that its own began with; -1 for none."""
+    begun = [int(row.turns[row.turns >= 0].min()) for _, row in judged]
+    sampled_all = [episode.prefix_turns == first for (episode, _), first in zip(judged, begun, strict=True)]
+    parents = [-1] * len(judged)
+    for k in (k for k, whole in enumerate(sampled_all) if not whole):
+        episode, first = judged[k][0], begun[k]
+        for n, (other, _) in enumerate(judged):
+            same = other.group_id == episode.group_id and sampled_all[n]
+            if same and [t.said for t in other.turns[:first]] == [t.said for t in episode.turns[:first]]:
+                parents[k] = n
+                break
+    return parents
 
 
 def group_numbers(episodes: Sequence[Trajectory]) -> dict[str, int]:
@@ -57,6 +76,17 @@ def informative_groups(episodes: Sequence[Trajectory], shaping: RewardShaping = 
 def total_reward(row: Row) -> float:
     """What the turns of a row earned, added up in double precision."""
     return float(sum(row.rewards.tolist()))
+
+
+def mean_rewards(rows: Sequence[Row], tiered: bool) -> dict[str, float]:
+    """Means of what outcomes earned, an episode, and of the judgements, a turn; where they are in use."""
+    metrics: dict[str, float] = {}
+    if tiered and rows:
+        metrics["tiered_return"] = fmean(map(total_reward, rows))
+    judgements = torch.cat([row.process[:-1] for row in rows]) if rows else torch.empty(0)
+    if not judgements.isnan().all():
+        metrics["process_mean"] = fmean(judgements[~judgements.isnan()].tolist())
+    return metrics
 
 
 def turn_weights(episode: Trajectory, min_weight: float) -> list[float]:
@@ -129,6 +159,9 @@ def policy_row(
     # an action that the world could not answer has no turn
     rewards = torch.tensor([*shaping.rewards(episode), 0.0])
     rewards[trace.turns[last]] += shaping.uncertainty_penalty(episode)
+    first = trace.turns[trace.owners.index(Owner.AGENT)]
+    rewards[first] += rewards[:first].sum()  # of a dream that it goes on from; what the log earned is 0 already
+    rewards[:first] = 0.0
     weights = [1.0] * (len(episode.turns) + 1) if min_weight is None else turn_weights(episode, min_weight)
     judgements, carried_out = shaping.judgements(episode), shaping.carried_out(episode)
     return Row(
@@ -263,6 +296,8 @@ def assign_credit(
     advantages = algorithm.judge(episodes_of(rows, algorithm, shaped, process_coef))
     n, width = len(own), rows.ids.shape[1]
     batch.advantages[judged, :width] = advantages.advantages
+    if (batch.parent >= 0).any():
+        batch.advantages = shared_before_branches(batch.advantages, batch.turns, batch.parent)
     weight = rows.rl_weight[:n]
     if not algorithm.loss_mask:  # what the world said has no weight of its own, and counts fully where it is trained on
         weight = torch.where(weight != 0, weight, 1.0)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from imagination.learning.algorithms import Algorithm
 from imagination.learning.losses import LossInputs, LossTerms, policy_loss
+from policy.agent import LanguageModelAgent
 from policy.lm.batch import SOURCES, RowBatch
 from real_envs.trajectory import Source, StopReason, Trajectory
 from worldmodel.evaluation.proportions import summarise
@@ -34,6 +36,20 @@ _COUNTS = {
 
 
 _OF_THE_SURROGATE = ("ratio", "clip_fraction", "kl_k3", "kl_k1")
+
+
+class RolloutMonitor(Protocol):
+    """Looks at the rollouts of an update before anything is learned from them."""
+
+    @property
+    def tripped(self) -> object | None:
+        """Why training must stop; ``None`` where it may go on."""
+
+    def look(
+        self, update: int, played: Sequence[Trajectory], agent: LanguageModelAgent | None = None
+    ) -> Mapping[str, float]:
+        """Metrics of these rollouts; sets ``tripped``. ``agent``: plays real episodes, where those are due."""
+
 
 # --- episodes ---
 

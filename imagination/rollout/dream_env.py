@@ -95,10 +95,10 @@ class DreamEnv:
     async def reset(self, task: Task, seed: int) -> Observation:
         """Raises ``KeyError``: the task names a start state that is not there."""
         self._start = self._starts[task.spec["start"]]
-        self._history = list(self._start.history)
+        self._history = [*self._start.history, *task.dreamed]
         self._seed = seed
         self._ended = False
-        return Observation(self._start.text, history=self._start.history)
+        return Observation(self._start.text, history=tuple(self._history))
 
     async def step(self, action: str) -> StepResult:
         """

@@ -57,7 +57,8 @@ async def play(
     """Plays one episode, real or dreamed.
 
     Faults of environment or engine do not raise: they become a typed trajectory (``stop``), which no loss reads unless
-    an action provoked it. ``max_turns`` counts the turns of this episode, not those of a logged history before it.
+    an action provoked it. ``max_turns`` counts the turns of this episode, not those of a logged history before it, but
+    those of a dream that it goes on from.
     """
     turns: list[Turn] = []
     observation = Observation("")
@@ -66,7 +67,7 @@ async def play(
     try:
         observation = await env.reset(episode.task, episode.seed)
         actor = agent.start(observation, episode.seed)
-        for _ in range(max_turns):
+        for _ in range(max_turns - len(episode.task.dreamed)):
             action = await actor.act()
             result = await env.step(action)
             if on_turn is not None:
@@ -99,7 +100,7 @@ async def play(
         start=observation.text,
         turns=(*observation.history, *turns),
         stop=stop,
-        prefix_turns=len(observation.history),
+        prefix_turns=max(0, len(observation.history) - len(episode.task.dreamed)),
         policy_version=provenance.policy_version,
         world_model_version=provenance.world_model_version,
         trace=trace,

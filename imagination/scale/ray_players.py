@@ -63,7 +63,7 @@ class RayPlayers:
         needs = resources(settings.cpus_per_player, settings.gpus_per_player, settings.gb_per_player)
         actor = ray.remote(max_concurrency=MANY, **needs)(_PlayerActor)
         train, room = session.config.train, max(64, session.config.engine.slots)
-        at_once = groups_at_once(room // train.group_size, train.groups, train.max_staleness, settings.players)
+        at_once = groups_at_once(room // train.played_per_group, train.groups, train.max_staleness, settings.players)
         self._pool = PlayerPool(
             lambda place: _RayPlayer(ray, lambda name: actor.remote(session, shared, worlds, name), worlds),
             settings.players,

@@ -23,6 +23,9 @@ class DreamSettings:
     max_turns: int = 12  #: turn limit of a dreamed episode, without the logged turns before it
     #: share of groups that start in the middle of a logged episode (short branched rollouts; MBPO, Janner et al. 2019)
     branch: float = 0.5
+    #: share of a group's dreams that go on from another dream of the group, from where the policy became most unsure
+    #: after an answer (ARPO)
+    branch_share: float = 0.0
     temperature: float = 1.0  #: 1 samples from the world model, 0 takes its most likely prediction
     #: least probability of a whole predicted observation; longer ones need a lower threshold
     min_confidence: float = 0.8
@@ -43,6 +46,9 @@ class DreamSettings:
     horizon_shape: Literal["steps", "linear", "multiply", "add"] = "steps"
     horizon_every: int = 1  #: updates between two increases (multiply, add)
     horizon_growth: float = 2.0  #: of each increase, a factor (multiply) or turns (add)
+
+    def __post_init__(self) -> None:
+        require(self, "in [0, 1)", "branch_share")
 
 
 @dataclass

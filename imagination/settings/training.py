@@ -30,6 +30,9 @@ class TrainSettings:
     minutes: float = 0.0
     groups: int = 6  #: start states per update
     group_size: int = 12  #: episodes per start state
+    #: episodes played per episode that is learned from. Above 1, unsolved ones are left out at random, solved ones
+    #: rather where actions were refused (worldmodel.refusals) or malformed (GRPO-RoC)
+    oversample: float = 1.0
     #: at most so many further groups per group, to replace groups whose episodes all earned the same
     extra_groups: float = 0.0
     epochs: int = 1  #: passes over the episodes of an update
@@ -44,6 +47,9 @@ class TrainSettings:
     #: share of an update's groups that are played in the real environment; 0 takes no real step. Also points [update,
     #: share] with linear interpolation, [[0,0.5],[12,0]]
     real_share: float | list[list[float]] = 0.0
+    #: share of an update's other groups that begin in tasks that no episode of their last group solved, as far as there
+    #: are any; a number or points as above (DeepTravel)
+    failure_share: float | list[list[float]] = 0.0
     #: share of expert episodes in an update, a number or points as above; 0 where the log has no solved ones
     expert_share: float | list[list[float]] = 0.1
     expert_coef: float = 0.1  #: weight of the loss on expert episodes
@@ -86,6 +92,12 @@ class TrainSettings:
     def __post_init__(self) -> None:
         require(self, "0 or more", "minutes", "observation_coef", "max_staleness")
         require(self, "in [0, 1]", "observation_share")
+        require(self, "1 or more", "oversample")
+
+    @property
+    def played_per_group(self) -> int:
+        """Episodes per start state before ``group_size`` of them are kept."""
+        return round(self.oversample * self.group_size)
 
 
 @dataclass

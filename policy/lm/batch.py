@@ -44,6 +44,7 @@ class Columns:
         process: of each turn, a judgement of it apart from what it earned; NaN where the policy did not play it.
         carried_out: of each turn, whether the world did what the action said.
         group: episodes of one number share a start and are compared with each other.
+        parent: number of the update's row whose episode this one goes on from, -1 for none.
         truncated: a limit of ours cut the episode, and the state after the last token has a value.
         turns_lost: that the episode could still have had when the world model's uncertainty ended it.
         temperature: at which it was sampled.
@@ -64,6 +65,7 @@ class Columns:
     process: Annotated[Tensor, Column(torch.float32, NAN, "turn")]
     carried_out: Annotated[Tensor, Column(torch.bool, False, "turn")]
     group: Annotated[Tensor, Column(torch.long, 0, "row")]
+    parent: Annotated[Tensor, Column(torch.long, -1, "row")]
     truncated: Annotated[Tensor, Column(torch.bool, False, "row")]
     turns_lost: Annotated[Tensor, Column(torch.float32, 0.0, "row")]
     temperature: Annotated[Tensor, Column(torch.float64, 1.0, "row")]

@@ -124,6 +124,40 @@ def test_four_updates_with_everything_equal_two_then_a_kill_then_two_more(
     assert straight[3]["tokens_replay"] > 0
 
 
+def test_more_is_played_than_learned_from(cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the dreams cost twice the turns, and that is counted; the kept ones are groups of six as ever."""
+    plant(monkeypatch, Lottery)
+    lines = played(cloned, tmp_path, settings(2, oversample=2.0))
+    for line in lines:
+        assert line["turns"] < line["played_turns"] <= 36 * 5
+        assert line["played_turns"] == pytest.approx(2 * line["turns"], rel=0.35)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["dreamed_turns"] == sum(line["played_turns"] for line in lines)
+
+
+def test_branches_and_failed_tasks_equal_two_updates_then_a_kill_then_two_more(
+    cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed is in the training state; where dreams branch is not, as it is a function of what was dreamed."""
+    plant(monkeypatch, Lottery)
+    config = settings(4, failure_share=0.7, groups=4, group_size=4)
+    config.dream.branch_share, config.dream.branch, config.train.lr = 0.5, 0.0, 1e-4
+    straight = played(cloned, tmp_path / "straight", config)
+    stopped = shutil.copytree(cloned, tmp_path / "stopped")
+    with monkeypatch.context() as patch:
+        kill_at(patch, "train", 3)
+        with pytest.raises(Killed):
+            train(config, stopped)
+    train(config, stopped)
+    assert metrics_of(stopped, "train") == straight
+    assert_same_model(tmp_path / "straight" / "models" / "policy", stopped / "models" / "policy")
+    assert all(line["played_turns"] < line["turns"] for line in straight), (
+        "turns that two dreams share are dreamed once"
+    )
+    assert any(line["failed_tasks"] for line in straight)
+    assert all(0 <= line["failed_tasks"] <= 2 for line in straight)
+
+
 def test_settings_from_the_command_line() -> None:
     words = ["train.self_imitation.share=0.2", "train.reward_tiers=[[0.5,0.3],[1,1]]", "algorithm=turn_ppo"]
     config = load_config([*words, "algorithm.progress.enabled=true", "dream.horizon_shape=add"], Config)

@@ -28,6 +28,7 @@ from imagination.learning.advantages.group import (
     group_relative,
     informative,
     leave_one_out,
+    shared_before_branches,
     step_returns,
 )
 from imagination.learning.advantages.reinforce import (
@@ -72,6 +73,7 @@ __all__ = [
     "reinforce",
     "reinforce_pp_baseline",
     "returns_to_go",
+    "shared_before_branches",
     "step_returns",
     "tiered_rewards",
     "turn_bounds",

@@ -221,6 +221,42 @@ def gigpo(
 
 
 @torch.no_grad()
+def shared_before_branches(advantages: Tensor, action_turn_index: Tensor, parents: Tensor) -> Tensor:
+    """Give tokens that several episodes begin with the mean of the advantages of these episodes.
+
+    ARPO's hard advantage estimation (Dong et al. 2025, arXiv 2507.19849, section on advantage attribution). Its soft
+    form trains the same tokens once in each episode, at one ratio, which comes to the same sum; our rows hold them
+    once, in the episode that sampled them, so the mean stands there and they count as one.
+
+    Args:
+        advantages: ``[batch, time]``, one number an episode, as estimators of whole episodes give it.
+        action_turn_index: ``[batch, time]``; an episode that branched off begins with the turn of its first token.
+        parents: ``[batch]`` integers, the row that an episode branched off from; -1 for none.
+
+    Returns:
+        ``[batch, time]``; as it was on every token that no other episode shares.
+
+    Example::
+
+        # the second episode branched off before turn 1 of the first
+        index = tensor([[0, -1, 1], [-1, -1, 1]])
+        shared_before_branches(tensor([[1.0, 0.0, 1.0], [0.0, 0.0, -0.5]]), index, tensor([-1, 0]))
+        # [[0.25, 0, 1.0], [0, 0, -0.5]]
+    """
+    check_integers("shared_before_branches", "parents", parents)
+    position = torch.arange(advantages.shape[1], device=advantages.device)
+    last = torch.where(action_turn_index >= 0, position, 0).amax(1)
+    whole = advantages.gather(1, last[:, None])[:, 0]  # of each episode
+    total, count = advantages.clone(), torch.ones_like(advantages)
+    for row in (parents >= 0).nonzero()[:, 0].tolist():
+        index, parent = action_turn_index[row], int(parents[row])
+        shared = (action_turn_index[parent] >= 0) & (action_turn_index[parent] < index[index >= 0].min())
+        total[parent] += torch.where(shared, whole[row], 0.0)
+        count[parent] += shared
+    return total / count
+
+
+@torch.no_grad()
 def step_returns(turn_rewards: Tensor, gamma: float) -> Tensor:
     """``sum_k gamma^k r_{t+k}`` over the turns of each episode, ``[batch, turns]``.
 

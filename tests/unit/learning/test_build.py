@@ -131,6 +131,14 @@ def changed_config(**sections: dict[str, Any]) -> Config:
         ({"algorithm": {"name": "ppo", "progress": replace(PROGRESS, steps=0)}}, r"steps and \.hidden must be"),
         ({"algorithm": {"name": "ppo", "progress": replace(PROGRESS, carried_out=0.5)}}, r"set worldmodel\.refusals"),
         ({"dream": {"horizon_shape": "multiply"}}, r"set dream\.horizon .* \[\[0,4\]\]"),
+        ({"train": {"failure_share": 1.0}}, r"failure_share must lie in \[0, 1\)"),
+        ({"dream": {"branch_share": 0.5}, "algorithm": {"name": "ppo"}}, r"ppo has others: .* one of grpo"),
+        ({"dream": {"branch_share": 0.5}, "train": {"world": "real"}}, r"set it to 0, or train\.world=dream"),
+        ({"dream": {"branch_share": 0.5}, "train": {"oversample": 2.0}}, r"train\.oversample=1"),
+        (
+            {"train": {"failure_share": 0.5, "max_staleness": 1}, "scale": {"name": "ray"}},
+            r"set dream\.branch_share=0 and train\.failure_share=0",
+        ),
     ],
 )
 def test_a_run_that_cannot_work_does_not_start(sections: dict[str, dict[str, Any]], words: str) -> None:

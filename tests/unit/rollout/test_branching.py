@@ -13,7 +13,9 @@ import torch
 
 from imagination.commands.check_train import check
 from imagination.learning.collector import CollectionPlan, ExperienceCollector, RolloutEnvironment
+from imagination.learning.groups import chosen_starts
 from imagination.learning.metrics import guard_note, turns_lost, useful_turns
+from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode
 from imagination.settings import Config
 from imagination.settings.compose import load_config
@@ -138,6 +140,18 @@ def test_equal_groups_are_replaced_only_where_they_were_dreamed(
     played = [replace(dream(3, LIMIT), group_id=f"0/{g}") for g in numbers for _ in range(2)]
     asyncio.run(player._in_place_of_equal_groups(0, random.Random(0), 10, played))
     assert player.asked == expected
+
+
+def test_failed_tasks_come_first_and_begin_at_their_beginning() -> None:
+    """Two of four groups; the others take tasks in turn, and half of them states in the middle, as without."""
+    logged = (Turn("look", "A hall.", 0.0, False),)
+    starts = {f"{task}{k}": Start(task, "S", logged[:k]) for task in "abc" for k in range(2)}
+    assert chosen_starts(starts, range(4), random.Random(0), 1.0, Source.DREAM, ["c", "b"])[:2] == ["c0", "b0"]
+    for seed in range(20):
+        rest = chosen_starts(starts, range(4), random.Random(seed), 1.0, Source.DREAM, ["c", "b"])[2:]
+        assert all(name.endswith("1") for name in rest)
+        assert len({name[0] for name in rest}) == 2
+    assert all(name.endswith("0") for name in chosen_starts(starts, range(9), random.Random(0), 1.0, Source.REAL, []))
 
 
 def test_groups_of_both_worlds_have_numbers_of_their_own() -> None:

@@ -6,13 +6,13 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from imagination.rollout.dream_env import NO_GUARD, DreamEnv, Guard, Start, starts_from_log
-from imagination.rollout.play import Episode, Provenance, play
+from imagination.rollout.play import Episode, Provenance, Replay, play
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
 from policy.lm.render import ChatFormat
@@ -71,6 +71,26 @@ def dream(env: DreamEnv, actions: Sequence[str], task: Task = BEGIN, seed: int =
 
 def by_model(confidence: float, outcome_confidence: float) -> dict[str, float | str | bool]:
     return {"confidence": confidence, "outcome_confidence": outcome_confidence, "outcome_by": "model"}
+
+
+def test_a_dream_goes_on_from_another_one() -> None:
+    """What was dreamed before is history to model and policy, and its own turns to whoever judges; the turns of both
+    together are limited."""
+    earlier = (Turn("look", "A lamp.", 0.5, False, {"probability": 0.75}), Turn("wait", "Dark.", 0.0, False))
+    model, task = Model(), replace(BRANCH, dreamed=earlier)
+    episode = Episode("e", task, "g", seed=3)
+    found = asyncio.run(
+        play(DreamEnv(model, STARTS), Replay(("a", "b", "c", "d")), episode, Provenance(Source.DREAM), max_turns=4)
+    )
+    assert model.asked[0][1] == (*HISTORY, *earlier)
+    assert found.turns[:4] == (*HISTORY, *earlier)
+    assert found.prefix_turns == 2
+    assert [turn.action for turn in found.own_turns] == ["look", "wait", "a", "b"]
+    assert found.stop is StopReason.TURN_LIMIT
+    alone = asyncio.run(
+        play(DreamEnv(Model(), STARTS), Replay(("a",) * 4), replace(episode, task=BRANCH), Provenance(Source.DREAM), 4)
+    )
+    assert len(alone.own_turns) == 4
 
 
 # --- the guard ---
