@@ -59,7 +59,7 @@ def fingerprint(config: Config, stage: str = "") -> str:
         if name == "env":
             del chosen[name]["price"]  # what a step costs decides nothing that is made
         for model in (chosen[name], chosen[name].get("model")) if isinstance(chosen[name], dict) else ():
-            for key in ("chat_template", "keep_layers", "trim_vocabulary"):
+            for key in ("chat_template", "keep_layers", "trim_vocabulary", "prm_beta", "prm_lr"):
                 if isinstance(model, dict) and not model.get(key, True):
                     del model[key]  # runs from before there was one are known without
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
