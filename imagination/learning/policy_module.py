@@ -157,6 +157,7 @@ class PolicyModule(L.LightningModule):
             shaped, metrics = self.compute(partial(self.progress.turn_rewards, batch[own], limit))
         step_rewards = None
         if own and self.prm is not None:
+            self._remember_logprobs(batch, own)
             step_rewards, metrics = self.prm.step_rewards(batch[own], self.temperature)
         assign_credit(batch, self.algorithm, shaped, self.settings.process_coef, step_rewards)
         return metrics

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,14 +23,13 @@ from policy.lm.forward import split
 class ProcessRewardModel:
     """The model with its own optimiser, beside the policy (Liu et al. 2025, arXiv 2509.19199).
 
-    It begins as the policy. Weights that are not trained are the policy's own, so with LoRA it is a second adapter. The
-    old policy is the policy before the update, so no copy of that is needed. It makes one optimiser step an update, on
-    all pairs at once.
+    It begins as the policy. Weights that are not trained are the policy's own, so with LoRA it is a second adapter. It
+    makes one optimiser step an update, on all pairs at once.
     """
 
     def __init__(self, policy: Any, settings: ImplicitSteps, train: TrainSettings) -> None:
         frozen = {id(p): p for p in policy.parameters() if not p.requires_grad}
-        self._policy, self.model = policy, copy.deepcopy(policy, frozen)  # which does not copy what is in its memo
+        self.model = copy.deepcopy(policy, frozen)  # which does not copy what is in its memo
         self.model.eval()
         self._settings, self._train = settings, train
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -43,57 +41,45 @@ class ProcessRewardModel:
         """Learns from the episodes of an update, then says what each of their turns is worth.
 
         Args:
-            batch: rows that the policy sampled, at ``temperature``; their ``rl_weight`` says which tokens.
+            batch: rows that the policy sampled, at ``temperature``, with ``old_logprobs`` of the policy before the
+                update, which is the reference; their ``rl_weight`` says which tokens.
 
         Returns:
             ``[rows, turns]``, NaN where no turn is, on the CPU; and what is to be logged: the loss, the share of pairs
             in the right order before the step, and their number. Nothing is logged where no two episodes differ.
         """
-        old = torch.zeros(batch.ids.shape)
-        with torch.no_grad():
-            for picked, part in split(self._policy, batch, self._train.micro_tokens):
-                old[picked, : part.ids.shape[1]] = self._logprobs(self._policy, part, temperature).float().cpu()
-            batch = replace(batch, old_logprobs=old)
-            scores = self._rewards(batch, temperature).nansum(1)
         earned = torch.tensor([sum(rewards) for rewards in batch.rewards.tolist()], dtype=torch.float64)
         better, worse = preferences(earned, batch.group)
         metrics: dict[str, float] = {}
         if len(better):
-            terms = trajectory_preference_loss(scores.requires_grad_(), better, worse)
+            scores = self._rewards(batch, temperature).nansum(1).requires_grad_()
+            terms = trajectory_preference_loss(scores, better, worse)
             (slopes,) = torch.autograd.grad(terms.loss, scores)
-            self._step(batch, slopes, temperature)
+            self._optimizer.zero_grad()
+            # by the slope of the loss for each episode's score, as pairs need not share a micro-batch
+            for picked, part in split(self.model, batch, self._train.micro_tokens, slopes.nonzero()[:, 0].tolist()):
+                own = self._part(part, temperature).nansum(1)
+                (own * slopes[picked].to(own.device)).sum().backward()
+            if math.isfinite(clip_gradients(self._trained.values(), self._train.grad_clip)):
+                self._optimizer.step()
             loss, right = float(terms.loss.detach()), float(terms.means()["preferred"])
             metrics = {"prm_loss": loss, "prm_preferred": right, "prm_pairs": float(len(better))}
-        with torch.no_grad():
-            return self._rewards(batch, temperature), metrics
+        return self._rewards(batch, temperature), metrics
 
-    def _step(self, batch: RowBatch, slopes: Tensor, temperature: float) -> None:
-        """An optimiser step by the slope of the loss for each episode's score: pairs need not share a micro-batch."""
-        self._optimizer.zero_grad()
-        for picked, part in split(self.model, batch, self._train.micro_tokens, slopes.nonzero()[:, 0].tolist()):
-            scores = self._part(part, temperature, batch.rewards.shape[1]).nansum(1)
-            (scores * slopes[picked].to(scores.device)).sum().backward()
-        if math.isfinite(clip_gradients(self._trained.values(), self._train.grad_clip)):
-            self._optimizer.step()
-
+    @torch.no_grad()
     def _rewards(self, batch: RowBatch, temperature: float) -> Tensor:
-        turns = batch.rewards.shape[1]
-        rewards = torch.full((len(batch), turns), math.nan)
+        rewards = torch.empty(batch.rewards.shape)
         for picked, part in split(self.model, batch, self._train.micro_tokens):
-            rewards[picked] = self._part(part, temperature, turns).cpu()
+            rewards[picked] = self._part(part, temperature).float().cpu()
         return rewards
 
-    def _part(self, part: RowBatch, temperature: float, turns: int) -> Tensor:
-        index = part.turns.masked_fill(part.rl_weight == 0, -1)
-        logprobs = self._logprobs(self.model, part, temperature)
-        return implicit_step_rewards(logprobs, part.old_logprobs, index, turns, self._settings.prm_beta)
-
-    @staticmethod
-    def _logprobs(model: Any, part: RowBatch, temperature: float) -> Tensor:
-        """``[batch, time]``, 0.0 for tokens that the policy did not sample."""
+    def _part(self, part: RowBatch, temperature: float) -> Tensor:
+        """``[rows, turns]``, with a gradient."""
         mask = part.rl_weight != 0
-        logprobs = masked_logprobs(model, part, mask, temperature)
-        return logprobs.new_zeros(mask.shape).masked_scatter(mask, logprobs)
+        logprobs = masked_logprobs(self.model, part, mask, temperature)
+        logprobs = logprobs.new_zeros(mask.shape).masked_scatter(mask, logprobs)
+        index, turns = part.turns.masked_fill(~mask, -1), part.rewards.shape[1]
+        return implicit_step_rewards(logprobs, part.old_logprobs, index, turns, self._settings.prm_beta)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the trained weights."""

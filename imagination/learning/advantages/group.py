@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from imagination.learning.advantages.turns import broadcast_over_turns, check_turn_index, turn_bounds
-from imagination.learning.shapes import at_least_fp32, check_integers
+from imagination.learning.shapes import at_least_fp32, check_integers, check_shapes
 from imagination.settings.algorithm_parts import BestOfGroups, GiGpo, GroupRelative, ImplicitSteps
 
 # Returns are sums of rewards in fp32: ten times 0.1 is 1.00000012, and 0.4 + 0.3 + 0.2 + 0.1 is 1. Numbers that differ
@@ -249,11 +249,7 @@ def istar(
         # [[0, 1.413], [0, -1.413]] = 0.7070 + 0.7066 and its negative
     """
     check_turn_index("istar", turn_rewards, action_turn_index)
-    if step_rewards.shape != turn_rewards.shape:
-        raise ValueError(
-            f"istar needs step_rewards of the shape of turn_rewards {tuple(turn_rewards.shape)}, "
-            f"got {tuple(step_rewards.shape)}"
-        )
+    check_shapes("istar", turn_rewards=turn_rewards, step_rewards=step_rewards)
     episode, counts = group_relative(turn_rewards.sum(1), group_ids, valid, settings)
     acted = (turn_bounds(action_turn_index, turn_rewards.shape[1])[0] >= 0) & counts[:, None]
     groups = group_ids[:, None].expand_as(step_rewards).reshape(-1)

@@ -74,7 +74,8 @@ def plain_gradient(
     critic = algorithm.critic is not None
     steps = None
     if isinstance(algorithm.advantage, ImplicitSteps):
-        steps, _ = ProcessRewardModel(model, algorithm.advantage, DEFAULTS).step_rewards(collate(rows, pad=0), 1.0)
+        batch = replace(collate(rows, pad=0), old_logprobs=now.detach())
+        steps, _ = ProcessRewardModel(model, algorithm.advantage, DEFAULTS).step_rewards(batch, 1.0)
     judged = algorithm.judge(
         Episodes(
             turn_rewards=paid,
