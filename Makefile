@@ -11,7 +11,7 @@ VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 ARGS ?=
 MINUTES ?= 3
-STAGES := demo demo-seeds pretrain collect fit-world-model rules refine-world-model reflect relabel clone fit-critic train evaluate audit audit-table ablate few-shot loop compare report import serve
+STAGES := demo demo-seeds pretrain collect fit-world-model rules refine-world-model reflect relabel clone fit-critic digi-q train evaluate audit audit-table ablate few-shot loop compare report import serve
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

@@ -9,6 +9,7 @@ from imagination.learning.reward_shaping import check_tiers
 from imagination.rollout.dream_env import JUDGEMENTS
 from imagination.rollout.schedules import check_horizon, check_share, most
 from imagination.settings import Config, ProgressSettings, SelfImitationSettings, UserError
+from imagination.settings.algorithm_parts import ImplicitSteps
 
 
 def check(config: Config) -> Algorithm:
@@ -68,6 +69,8 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
     yield from _self_imitation(config)
     if wrong := check_tiers(train.reward_tiers):
         yield wrong
+    if isinstance(algorithm.advantage, ImplicitSteps) and config.strategy == "fsdp2":
+        yield f"{algorithm.name} copies the policy, and with strategy=fsdp2 no process has all of it: set strategy=ddp"
     yield from _process(config)
     yield from _progress(config)
     least = algorithm.settings.get("keep_min_return")

@@ -271,7 +271,11 @@ def after_unsure_actions(batch: RowBatch, share: float) -> Tensor:
 
 @torch.no_grad()
 def assign_credit(
-    batch: RowBatch, algorithm: Algorithm, shaped: Tensor | None = None, process_coef: float = 0.0
+    batch: RowBatch,
+    algorithm: Algorithm,
+    shaped: Tensor | None = None,
+    process_coef: float = 0.0,
+    step_rewards: Tensor | None = None,
 ) -> None:
     """Fills in ``advantages``, ``returns`` and ``learned`` of the rows that the policy sampled, by the algorithm.
 
@@ -283,6 +287,7 @@ def assign_credit(
         batch: with ``values`` and ``bootstrap`` for an algorithm with a critic, and ``kl`` where that is a reward.
         shaped: ``[sampled rows, turns]``, what each turn is judged by in place of what it earned.
         process_coef: of ``process``, in units of reward.
+        step_rewards: ``[sampled rows, turns]``, of a process reward model, for istar.
 
     Raises:
         ValueError: as ``Algorithm.judge``, a row has no turns, a reward stands on a turn without tokens, or a turn has
@@ -293,7 +298,12 @@ def assign_credit(
         return
     judged = [*own, *_where((batch.ce_weight != 0).any(1) & (batch.turns >= 0).any(1))]
     rows = batch[judged]
-    advantages = algorithm.judge(episodes_of(rows, algorithm, shaped, process_coef))
+    episodes = episodes_of(rows, algorithm, shaped, process_coef)
+    if step_rewards is not None:  # experts have none
+        more = episodes.turn_rewards.shape[1] - step_rewards.shape[1], len(rows) - len(step_rewards)
+        padded = torch.nn.functional.pad(step_rewards, (0, more[0], 0, more[1]), value=NAN)
+        episodes = replace(episodes, step_rewards=padded)
+    advantages = algorithm.judge(episodes)
     n, width = len(own), rows.ids.shape[1]
     batch.advantages[judged, :width] = advantages.advantages
     if (batch.parent >= 0).any():

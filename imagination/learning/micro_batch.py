@@ -207,6 +207,11 @@ class Losses:
 @torch.no_grad()
 def logprobs_under(model: Any, batch: RowBatch, mask: Tensor, temperature: float) -> Tensor:
     """``[n]``, nats, of the masked tokens under ``model`` at the sampling temperature."""
+    return masked_logprobs(model, batch, mask, temperature)
+
+
+def masked_logprobs(model: Any, batch: RowBatch, mask: Tensor, temperature: float) -> Tensor:
+    """``logprobs_under`` with a gradient."""
     predictors = hidden_before(model, batch.ids, batch.attention_mask, mask)
     return token_logprobs(token_logits(model, predictors.states), batch.ids[mask], temperature, which=predictors.which)
 

@@ -23,10 +23,12 @@ from imagination.learning.losses import EntropyHistory, LossTerms
 from imagination.learning.metrics import means, realised_shares
 from imagination.learning.micro_batch import Losses, Step, logprobs_under, reference_kl
 from imagination.learning.optimizers import clip_gradients
+from imagination.learning.process_reward_model import ProcessRewardModel
 from imagination.learning.sharding import Compute, unsharded
 from imagination.learning.supervised import BETAS, Record
 from imagination.runs.processes import count, dealt, gathered, missing_passes, rank, sum_gradients
 from imagination.settings import ProgressSettings, TrainSettings
+from imagination.settings.algorithm_parts import ImplicitSteps
 from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.forward import ValueHead, encode, micro_batches, split
 from real_envs.seeding import derive_seed
@@ -88,6 +90,8 @@ class PolicyModule(L.LightningModule):
         self.losses = Losses(model, self.value, reference, algorithm, train)
         self.entropies = EntropyHistory()
         self.progress = Progress(model, algorithm.progress, seed) if algorithm.progress.enabled else None
+        steps = algorithm.advantage
+        self.prm = ProcessRewardModel(model, steps, train) if isinstance(steps, ImplicitSteps) else None
         self.updates_done, self.temperature = 0, 1.0
 
     def configure_model(self) -> None:
@@ -151,7 +155,11 @@ class PolicyModule(L.LightningModule):
             batch.kl[own, : penalties.shape[1]] = penalties
         if own and self.progress is not None:
             shaped, metrics = self.compute(partial(self.progress.turn_rewards, batch[own], limit))
-        assign_credit(batch, self.algorithm, shaped, self.settings.process_coef)
+        step_rewards = None
+        if own and self.prm is not None:
+            self._remember_logprobs(batch, own)
+            step_rewards, metrics = self.prm.step_rewards(batch[own], self.temperature)
+        assign_credit(batch, self.algorithm, shaped, self.settings.process_coef, step_rewards)
         return metrics
 
     def _optimise(self, batch: RowBatch, update: Update, optimizer: Any) -> tuple[list[LossTerms], list[float]]:
@@ -273,12 +281,16 @@ class PolicyModule(L.LightningModule):
         checkpoint["entropies"] = (self.entropies.total, self.entropies.updates)
         if self.progress is not None:
             checkpoint["progress"] = self.progress.state_dict()
+        if self.prm is not None:
+            checkpoint["prm"] = self.prm.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.updates_done = int(checkpoint["updates_done"])
         self.entropies = EntropyHistory(*checkpoint["entropies"])
         if self.progress is not None:
             self.progress.load_state_dict(checkpoint["progress"])
+        if self.prm is not None:
+            self.prm.load_state_dict(checkpoint["prm"])
 
 
 def temperature_of(batch: RowBatch) -> float:

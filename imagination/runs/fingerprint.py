@@ -17,7 +17,7 @@ from real_envs.files import read_json
 _ASIDE = (
     *("run", "output", "jobs", "logger", "machine_price"),
     *("devices", "num_nodes", "strategy", "activation_checkpointing", "wait_minutes", "scale", "scale_sim"),
-    *("imports", "rules", "loop", "few_shot", "audit", "compare", "ablation", "listing", "serve", "pretrain"),
+    *("imports", "rules", "loop", "few_shot", "audit", "compare", "ablation", "listing", "serve", "pretrain", "digi_q"),
 )
 _WHOLE = tuple(f.name for f in fields(Config) if f.name not in _ASIDE)
 _LOG = ("seed", "env", "games", "collect")
@@ -33,12 +33,13 @@ READS = {
     "relabel": (*_LOG, "worldmodel.refusals", "hindsight"),
     "clone": _CLONE,
     "fit_critic": (*_CLONE, "algorithm", "dream.max_turns", "train.reward_tiers", "critic"),
+    "digi_q": (*_CLONE, "digi_q"),
     "train": _TRAIN,
     "loop": (*_TRAIN, "loop"),
     "pretrain": ("seed", "vocab_size", "pretrain"),
 }
 # Stages that make the same whether rules answer in dreams or not.
-_FITS = ("fit_world_model", "clone", "fit_critic")
+_FITS = ("fit_world_model", "clone", "fit_critic", "digi_q")
 
 
 def fingerprint(config: Config, stage: str = "") -> str:
@@ -59,7 +60,7 @@ def fingerprint(config: Config, stage: str = "") -> str:
         if name == "env":
             del chosen[name]["price"]  # what a step costs decides nothing that is made
         for model in (chosen[name], chosen[name].get("model")) if isinstance(chosen[name], dict) else ():
-            for key in ("chat_template", "keep_layers", "trim_vocabulary"):
+            for key in ("chat_template", "keep_layers", "trim_vocabulary", "prm_beta", "prm_lr"):
                 if isinstance(model, dict) and not model.get(key, True):
                     del model[key]  # runs from before there was one are known without
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
@@ -67,7 +68,7 @@ def fingerprint(config: Config, stage: str = "") -> str:
 
 STEPS = (
     *("collect", "fit_world_model", "refine_world_model", "reflect", "relabel", "clone", "fit_critic"),
-    *("train", "evaluate"),
+    *("digi_q", "train", "evaluate"),
 )
 State = Literal["done", "other settings", "stopped", "not done"]
 

@@ -30,7 +30,7 @@ from imagination.settings.models import (
 from imagination.settings.scale import ScaleSettings, ScaleSimSettings
 from imagination.settings.schema import require
 from imagination.settings.training import ChoiceWeights as ChoiceWeights
-from imagination.settings.training import CriticSettings, LoopSettings, TrainSettings
+from imagination.settings.training import CriticSettings, DigiQSettings, LoopSettings, TrainSettings
 from imagination.settings.training import SelfImitationSettings as SelfImitationSettings
 from policy.lm.settings import EngineSettings, ModelSettings
 from real_envs.errors import UserError as UserError
@@ -78,6 +78,7 @@ class Config:
     tripwires: TripwireSettings = field(default_factory=TripwireSettings)
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     critic: CriticSettings = field(default_factory=CriticSettings)
+    digi_q: DigiQSettings = field(default_factory=DigiQSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)

@@ -18,6 +18,7 @@ AlgorithmName = Literal[
     "reinforce_pp",
     "reinforce_pp_baseline",
     "gigpo",
+    "istar",
     "dapo",
     "gspo",
     "gspo_token",
@@ -81,6 +82,7 @@ class AlgorithmSettings:
       cispo       clips the weight of a token, never its gradient
       epo         grpo with an entropy bonus and a band around the entropy so far
       gigpo       also compares turns that answered the same observation
+      istar       also compares turns by a process reward model that learns which episodes are better (iStar, OPRL)
       reinforce_pp_baseline    the group's mean, then whitened over the update
     Without groups: reinforce (one step an update), reinforce_pp (whitened returns to go).
     With a critic: ppo (tokens), turn_ppo (turns), bilevel_ppo (both), st_ppo (clips turns).

@@ -246,7 +246,7 @@ class GiGpo(AdvantagePart):
     """Episodes compared within the group, and turns that answered the same observation; ``gamma`` is per turn.
 
     Attributes:
-        step_weight: of what turns with the same observation say (gigpo); 1.
+        step_weight: of the advantages of turns beside those of episodes (gigpo, istar); 1.
     """
 
     gamma: float = 0.95
@@ -261,6 +261,26 @@ class GiGpo(AdvantagePart):
         _check_std("gigpo", self.std_eps)
         if self.step_weight < 0.0:
             raise ValueError(f"gigpo: step_weight must be at least 0, got {self.step_weight}")
+
+
+@dataclass(frozen=True, slots=True)
+class ImplicitSteps(GroupRelative):
+    """iStar: GRPO's comparison of episodes, and one of their turns by the rewards of an implicit process reward model.
+
+    Attributes:
+        prm_beta: scale of the implicit rewards of turns (istar); 0.05.
+        prm_lr: learning rate of the process reward model, relative to train.lr (istar); 1.
+    """
+
+    step_weight: float = 1.0
+    prm_beta: float = 0.05
+    prm_lr: float = 1.0
+    judges_turns: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_std("istar", self.std_eps)
+        if self.step_weight < 0.0 or not (self.prm_beta > 0.0 and self.prm_lr > 0.0):
+            raise ValueError("istar: step_weight must be at least 0, prm_beta and prm_lr above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +409,6 @@ class DynamicSampling(Part):
 
 PARTS: tuple[type[Part], ...] = (
     *(PpoClip, WeightClip, SequenceClip, TurnClip, PolicyGradient, Imitate),
-    *(GroupRelative, LeaveOneOut, GroupBaseline, TokenGae, TurnGae, BilevelGae, ReturnsToGo, GiGpo, BestOfGroups),
-    *(Critic, Kl, Entropy, DynamicSampling),
+    *(GroupRelative, LeaveOneOut, GroupBaseline, TokenGae, TurnGae, BilevelGae, ReturnsToGo, GiGpo, ImplicitSteps),
+    *(BestOfGroups, Critic, Kl, Entropy, DynamicSampling),
 )

@@ -120,6 +120,30 @@ class CriticSettings:
 
 
 @dataclass
+class DigiQSettings:
+    """Offline Q-learning on the log, and imitation of the best of several sampled actions (Digi-Q)."""
+
+    #: agents of the log whose episodes are used, by prefix of their names; empty takes all
+    agents: list[str] = field(default_factory=list)
+    gamma: float = 0.95  #: discount per turn
+    hidden: int = 256  #: width of the Q and V heads
+    td_steps: int = 3000  #: optimiser steps of the heads
+    batch: int = 256  #: logged turns per step
+    lr: float = 1e-3  #: learning rate of AdamW, of the heads
+    weight_decay: float = 0.01  #: of AdamW, of the heads
+    polyak: float = 0.01  #: by how much of the difference the target networks follow the heads at each step
+    candidates: int = 16  #: actions that the clone samples per logged state
+    states: int = 2000  #: logged states in which it samples, at most, drawn at random; 0 is all
+    steps: int = 250  #: optimiser steps of the imitation, otherwise as in clone
+
+    def __post_init__(self) -> None:
+        require(self, "1 or more", "hidden", "td_steps", "batch", "candidates", "steps")
+        require(self, "above 0", "lr", "polyak")
+        require(self, "in [0, 1]", "gamma", "polyak")
+        require(self, "0 or more", "weight_decay", "states")
+
+
+@dataclass
 class ChoiceWeights:
     """Weights of the parts of a task's score, each in [0, 1]; parts that are unknown for a task are left out."""
 

@@ -53,8 +53,12 @@ LANGUAGE = CommandGrammar.of(
 class AgentDojoSettings:
     """Where the package is, and which tasks are played."""
 
-    package: str = ""  #: the folder that holds ``agentdojo``; empty takes ``$AGENTDOJO_HOME``, or ``agentdojo`` in the venv
-    suites: str = ""  #: only tasks of these, such as ``banking+slack``; empty takes banking, slack, travel and workspace
+    package: str = (
+        ""  #: the folder that holds ``agentdojo``; empty takes ``$AGENTDOJO_HOME``, or ``agentdojo`` in the venv
+    )
+    suites: str = (
+        ""  #: only tasks of these, such as ``banking+slack``; empty takes banking, slack, travel and workspace
+    )
     injections: float = 0.5  #: share of the tasks in which texts of others hold an instruction, in [0, 1]
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from imagination.commands.clone import clone
 from imagination.commands.collect import collect
+from imagination.commands.digi_q import digi_q
 from imagination.commands.fit_critic import fit_critic
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.train import train
@@ -56,6 +57,7 @@ def test_stages_read_no_settings_that_they_do_not_declare(
         ("fit_world_model", fit_world_model, tiny, run),
         ("clone", clone, tiny, run),
         ("fit_critic", fit_critic, replace(tiny, algorithm=AlgorithmSettings("ppo")), run),
+        ("digi_q", digi_q, tiny, run),
         ("train", train, tiny, run),
     ):
         watched, read = watch(config)

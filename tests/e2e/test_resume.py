@@ -16,7 +16,7 @@ from imagination.settings import Config
 from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of, weights
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "epo"])
+@pytest.mark.parametrize("algorithm", ["ppo", "epo", "istar"])
 def test_four_updates_equal_two_then_a_kill_then_two_more(
     cloned: Path, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:

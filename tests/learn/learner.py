@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from imagination.learning.advantages import implicit_step_rewards, preferences
 from imagination.learning.algorithms import Algorithm, Episodes, total
 from imagination.learning.losses import (
     EntropyHistory,
@@ -14,8 +15,10 @@ from imagination.learning.losses import (
     row_segments,
     token_entropy,
     token_logprobs,
+    trajectory_preference_loss,
     turn_segments,
 )
+from imagination.settings.algorithm_parts import ImplicitSteps
 from tests.learn.world import OBJECTS, STATES, VERBS, Played, play, value_of
 
 
@@ -68,6 +71,26 @@ class Learner:
         self.rng = torch.Generator().manual_seed(self.seed)
         self.optimizer = torch.optim.Adam(self.tables.parameters(), lr=self.lr)
         self.entropies = EntropyHistory()
+        self.prm = Tables()
+        part = self.algorithm.advantage
+        lr = self.lr * part.prm_lr if isinstance(part, ImplicitSteps) else 0.0
+        self.prm_optimizer = torch.optim.Adam(self.prm.parameters(), lr=lr)
+
+    def step_rewards(self, played: Played, beta: float) -> Tensor:
+        """``[batch, turns]``, after a step of the process reward model."""
+        acted, turns = (played.turn >= 0) & played.valid[:, None], played.rewards.shape[1]
+
+        def rewards() -> Tensor:
+            logprobs = token_logprobs(self.prm.logits(played), played.token, mask=acted)
+            return implicit_step_rewards(logprobs, played.logprobs, played.turn.where(acted, -1), turns, beta)
+
+        valid = played.valid.nonzero()[:, 0]
+        better, worse = preferences(played.rewards[valid].sum(1), played.groups[valid])
+        if len(better):
+            self.prm_optimizer.zero_grad()
+            trajectory_preference_loss(rewards()[valid].nansum(1), better, worse).loss.backward()
+            self.prm_optimizer.step()
+        return rewards().detach()
 
     def update(self) -> None:
         """Play a group from each start, judge, step."""
@@ -75,6 +98,8 @@ class Learner:
         played = play(tables.verbs.softmax(-1), tables.things.softmax(-1), self.group_size, self.rng)
         critic = algorithm.critic is not None
         old_values = tables.values(played).detach()
+        part = algorithm.advantage
+        step_rewards = self.step_rewards(played, part.prm_beta) if isinstance(part, ImplicitSteps) else None
         judged = algorithm.judge(
             Episodes(
                 turn_rewards=played.rewards,
@@ -82,6 +107,7 @@ class Learner:
                 group_ids=played.groups,
                 valid=played.valid,
                 anchors=played.anchors,
+                step_rewards=step_rewards,
                 values=old_values if critic else None,
             )
         )

@@ -12,11 +12,14 @@ import pytest
 import torch
 
 from imagination.learning.algorithms import ALGORITHMS
+from imagination.learning.q_learning import best_actions, fit_q
+from imagination.settings import DigiQSettings
 from tests.learn import race
 from tests.learn.learner import Learner, Tables
 from tests.learn.world import (
     ACTIONS,
     GIVE_UP,
+    OBJECTS,
     OPTIMUM,
     ROOMS,
     SLIP,
@@ -24,11 +27,13 @@ from tests.learn.world import (
     STATES,
     TIME,
     TURNS,
+    VERBS,
     effect,
     play,
     value,
     value_of,
 )  # fmt: skip
+from worldmodel.extras.synther.transitions import Transitions
 
 
 def expected(state: int, turn: int, policy) -> float:
@@ -110,6 +115,38 @@ def test_every_algorithm_improves_a_little(name):
         student.update()
     assert all(p.isfinite().all() for p in student.tables.parameters())
     assert student.tables.value() > before
+
+
+def test_digi_q_finds_the_optimum_in_a_log_of_mediocre_play():
+    """One action in three is the right one, the others are drawn; the best of sixteen by Q is right in every state."""
+    rng, n = torch.Generator().manual_seed(0), len(ACTIONS)
+    behaviour = torch.tensor(route(SHORTEST)) / 3 + 2 / 3 / n
+    both = behaviour.view(STATES, VERBS, OBJECTS)
+    turns, acted = logged_turns(play(both.sum(2), both / both.sum(2, keepdim=True), 250, rng))
+    heads = fit_q(turns, acted, DigiQSettings(hidden=64, td_steps=1500, lr=3e-3, polyak=0.05), 0)
+    candidates = torch.multinomial(behaviour, 16, replacement=True, generator=rng)
+    q = heads.q(torch.eye(STATES * n)).view(STATES, n).gather(1, candidates)
+    best = best_actions(q, heads.v(torch.eye(STATES)))
+    assert (best >= 0).all()
+    imitated = torch.zeros_like(behaviour).scatter(1, candidates.gather(1, best[:, None]), 1.0)
+    assert value_of(behaviour.tolist()) < 0.5 < 0.95 * OPTIMUM <= value_of(imitated.tolist())
+
+
+def logged_turns(log):
+    """What `digi-q` reads of a log: one-hot states before and after each action. Failed episodes are left out."""
+    rows = []
+    for r in log.valid.nonzero()[:, 0].tolist():
+        states = [s for s in log.anchors[r].tolist() if s >= 0]
+        actions = log.token[r][log.turn[r] >= 0].view(-1, 2).tolist()
+        paid = log.rewards[r].tolist()
+        for k, (state, (verb, thing)) in enumerate(zip(states, actions, strict=True)):
+            done = paid[k] != 0
+            after = states[k + 1] if k + 1 < len(states) else effect(state, verb, thing)[0]
+            rows.append((state, state * len(ACTIONS) + verb * OBJECTS + thing, paid[k], done, after))
+    state, acted, reward, done, after = (torch.tensor(column) for column in zip(*rows, strict=True))
+    hot = torch.eye(STATES)
+    turns = Transitions(hot[state], hot[after], reward, done, torch.zeros(len(rows)))
+    return turns, torch.eye(STATES * len(ACTIONS))[acted]
 
 
 def test_the_table_says_who_did_not_arrive(tmp_path, capsys):

@@ -39,7 +39,7 @@ from imagination.learning.losses import (
 )
 from imagination.settings.algorithm_parts import BestOfGroups, GroupRelative, TokenGae
 
-quick = settings(max_examples=5)  # times 17 algorithms
+quick = settings(max_examples=5)  # times 18 algorithms
 few = settings(max_examples=40)
 JUNK = st.sampled_from([math.nan, math.inf, -math.inf, 1e300])
 seeds = st.integers(0, 2**31 - 1)
@@ -101,6 +101,7 @@ def make(seed):
             group_ids=groups,
             valid=valid,
             anchors=torch.where(played, torch.randint(0, 3, (ROWS, TURNS), generator=rng), -1),
+            step_rewards=normal(ROWS, TURNS).masked_fill(~played, math.nan),
             values=normal(ROWS, TIME),
             bootstrap_value=normal(ROWS),
         ),
@@ -171,6 +172,7 @@ def hide(data, junk):
         e,
         turn_rewards=e.turn_rewards.masked_fill(absent, junk),
         anchors=e.anchors.masked_fill(~played, 0),
+        step_rewards=e.step_rewards.masked_fill(~played, junk),
         values=e.values.masked_fill(~acted, junk),
         bootstrap_value=e.bootstrap_value.masked_fill(~e.valid, junk),
     )

@@ -1,7 +1,7 @@
 """How much better than expected each agent token was: pure functions of tensors, one file a family.
 
-With a critic: ``gae.py``. Without one: ``group.py`` (GRPO, Dr.GRPO, RLOO, GiGPO, filtered cloning) and ``reinforce.py``
-(REINFORCE++). ``turns.py`` places rewards on tokens, ``shaping.py`` changes them before.
+With a critic: ``gae.py``. Without one: ``group.py`` (GRPO, Dr.GRPO, RLOO, GiGPO, iStar, filtered cloning) and
+``reinforce.py`` (REINFORCE++). ``turns.py`` places rewards on tokens, ``shaping.py`` changes them before.
 
 What arguments of one name are everywhere; a row is an episode, so call before rows are packed:
 
@@ -27,7 +27,9 @@ from imagination.learning.advantages.group import (
     gigpo,
     group_relative,
     informative,
+    istar,
     leave_one_out,
+    preferences,
     shared_before_branches,
     step_returns,
 )
@@ -41,6 +43,7 @@ from imagination.learning.advantages.reinforce import (
 from imagination.learning.advantages.shaping import (
     ProgressEstimator,
     attribution_error,
+    implicit_step_rewards,
     overlong_penalty,
     progress_rewards,
     tiered_rewards,
@@ -64,11 +67,14 @@ __all__ = [
     "differ",
     "gigpo",
     "group_relative",
+    "implicit_step_rewards",
     "informative",
+    "istar",
     "leave_one_out",
     "masked_gae",
     "overlong_penalty",
     "place_turn_rewards",
+    "preferences",
     "progress_rewards",
     "reinforce",
     "reinforce_pp_baseline",

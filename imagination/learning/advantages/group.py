@@ -1,4 +1,4 @@
-"""Comparisons within groups of episodes that share a start: GRPO, RLOO, GiGPO, and what to keep or to imitate.
+"""Comparisons within groups of episodes that share a start: GRPO, RLOO, GiGPO, iStar, and what to keep or to imitate.
 
 ``counts`` is false where the advantage is no statement about the episode and its tokens belong in no loss and no
 denominator: the episode failed, or it is the only valid one of its group.
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from imagination.learning.advantages.turns import broadcast_over_turns, check_turn_index, turn_bounds
-from imagination.learning.shapes import at_least_fp32, check_integers
-from imagination.settings.algorithm_parts import BestOfGroups, GiGpo, GroupRelative
+from imagination.learning.shapes import at_least_fp32, check_integers, check_shapes
+from imagination.settings.algorithm_parts import BestOfGroups, GiGpo, GroupRelative, ImplicitSteps
 
 # Returns are sums of rewards in fp32: ten times 0.1 is 1.00000012, and 0.4 + 0.3 + 0.2 + 0.1 is 1. Numbers that differ
 # by less than this share of their size are one number: their difference is rounding, whatever it is divided by.
@@ -254,6 +254,67 @@ def shared_before_branches(advantages: Tensor, action_turn_index: Tensor, parent
         total[parent] += torch.where(shared, whole[row], 0.0)
         count[parent] += shared
     return total / count
+
+
+@torch.no_grad()
+def istar(
+    turn_rewards: Tensor,
+    action_turn_index: Tensor,
+    step_rewards: Tensor,
+    group_ids: Tensor,
+    valid: Tensor,
+    settings: ImplicitSteps,
+) -> tuple[Tensor, Tensor]:
+    """iStar's advantages: ``A_episode + step_weight A_step`` (Liu et al. 2025, arXiv 2509.19199, section 3).
+
+    ``A_episode`` is GRPO's, of the sum of the episode's rewards; ``A_step = (r - mean) / (std + std_eps)`` over all
+    turns of the group, each turn once, with the unbiased deviation. The paper has no ``std_eps``.
+
+    Args:
+        step_rewards: ``[batch, turns]`` of ``implicit_step_rewards``. NaN says that a turn has none: it is in no mean
+            and has the episode's advantage alone.
+
+    Returns:
+        ``(advantages [batch, time], counts [batch])``.
+
+    Example::
+
+        # two episodes of one turn; the model thinks better of the turn of the one that was paid
+        index, one_group = tensor([[-1, 0], [-1, 0]]), (tensor([0, 0]), tensor([True, True]))
+        istar(tensor([[1.0], [0.0]]), index, tensor([[0.3], [0.1]]), *one_group, ImplicitSteps())[0]
+        # [[0, 1.413], [0, -1.413]] = 0.7070 + 0.7066 and its negative
+    """
+    check_turn_index("istar", turn_rewards, action_turn_index)
+    check_shapes("istar", turn_rewards=turn_rewards, step_rewards=step_rewards)
+    episode, counts = group_relative(turn_rewards.sum(1), group_ids, valid, settings)
+    acted = (turn_bounds(action_turn_index, turn_rewards.shape[1])[0] >= 0) & counts[:, None]
+    groups = group_ids[:, None].expand_as(step_rewards).reshape(-1)
+    step, _ = group_relative(step_rewards.reshape(-1), groups, (acted & ~step_rewards.isnan()).reshape(-1), settings)
+    per_turn = episode[:, None] + settings.step_weight * step.view_as(step_rewards)
+    return broadcast_over_turns(torch.where(acted, per_turn, 0.0), action_turn_index), counts
+
+
+@torch.no_grad()
+def preferences(returns: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """All pairs of episodes of one group of which one earned more, by more than rounding.
+
+    iStar's pairs are a success and a failure; with graded returns, here, any two that differ.
+
+    Args:
+        returns: ``[n]``, of episodes that did not fail.
+
+    Returns:
+        ``(better, worse)``, indices, both ``[pairs]``.
+
+    Example::
+
+        preferences(tensor([1.0, 0.0, 0.5, 1.0]), tensor([0, 0, 0, 1]))  # [0, 0, 2] and [1, 2, 1]
+    """
+    returns = checked_returns("preferences", returns, group_ids, torch.ones_like(returns, dtype=torch.bool))
+    size = torch.maximum(returns[:, None].abs(), returns.abs())
+    more = returns[:, None] - returns > ROUNDING * size
+    better, worse = (more & (group_ids[:, None] == group_ids)).nonzero(as_tuple=True)
+    return better, worse
 
 
 @torch.no_grad()

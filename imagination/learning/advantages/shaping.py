@@ -1,13 +1,16 @@
-"""Rewards before they become advantages: tiers, process rewards, overlong answers, KL, and progress (SPA-RL)."""
+"""Rewards before they become advantages: tiers, process rewards, overlong answers, KL, progress (SPA-RL),
+and the implicit rewards of a process reward model (iStar)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from imagination.learning.advantages.turns import turn_bounds
 from imagination.learning.shapes import at_least_fp32, check_shapes
 from imagination.settings.algorithm_parts import DynamicSampling, Kl
 
@@ -57,6 +60,36 @@ def with_process_rewards(turn_rewards: Tensor, process: Tensor, exists: Tensor, 
         row, turn = (exists & ~process.isfinite()).nonzero()[0].tolist()
         raise ValueError(f"turn {turn} in row {row} has no finite process reward; judge it or leave the row out")
     return torch.where(exists, at_least_fp32(turn_rewards) + coef * at_least_fp32(process), 0.0)
+
+
+def implicit_step_rewards(
+    logprobs: Tensor, old_logprobs: Tensor, action_turn_index: Tensor, turns: int, beta: float
+) -> Tensor:
+    """``beta log(pi_prm(a | s) / pi_old(a | s))`` of each turn, over all tokens of its action.
+
+    iStar (Liu et al. 2025, arXiv 2509.19199, section 3): what an implicit process reward model says of a turn. The sum
+    over an episode's turns is its score in ``trajectory_preference_loss``.
+
+    Args:
+        logprobs: ``[batch, time]``, nats, of the process reward model, with a gradient; may be anything off the turns.
+        old_logprobs: the same of the policy that acted, constant.
+        turns: columns of the result.
+
+    Returns:
+        ``[batch, turns]``; NaN for a turn that has no action token.
+
+    Example::
+
+        implicit_step_rewards(tensor([[0.0, -1.0, -2.0]]), tensor([[0.0, -2.0, -4.0]]), tensor([[-1, 0, 0]]), 2, 0.05)
+        # [[0.15, nan]] = 0.05 * (1 + 2)
+    """
+    check_shapes("implicit_step_rewards", logprobs=logprobs, old_logprobs=old_logprobs, index=action_turn_index)
+    exists = turn_bounds(action_turn_index, turns)[0] >= 0
+    gains = (at_least_fp32(logprobs) - at_least_fp32(old_logprobs.detach())).masked_fill(action_turn_index < 0, 0.0)
+    if not turns:
+        return gains[:, :0]
+    sums = gains.new_zeros(len(gains), turns).scatter_add(1, action_turn_index.long().clamp(min=0), gains)
+    return (beta * sums).masked_fill(~exists, math.nan)
 
 
 @torch.no_grad()

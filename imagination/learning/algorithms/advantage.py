@@ -19,6 +19,7 @@ from imagination.learning.advantages import (
     broadcast_over_tokens,
     gigpo,
     group_relative,
+    istar,
     leave_one_out,
     masked_gae,
     overlong_penalty,
@@ -37,6 +38,7 @@ from imagination.settings.algorithm_parts import (
     GiGpo,
     GroupBaseline,
     GroupRelative,
+    ImplicitSteps,
     Kl,
     LeaveOneOut,
     ReturnsToGo,
@@ -59,6 +61,7 @@ class Episodes:
             tokens. The two are apart so that each can be switched off by itself (the ablation of Agent-R1, arXiv
             2511.14460); only algorithms of tokens and whole episodes have the second.
         anchors: ``[batch, turns]`` integers, what was observed before each turn; for gigpo.
+        step_rewards: ``[batch, turns]``, of a process reward model, NaN for turns without one; for istar.
         values: ``[batch, time]``, the critic before each token; for algorithms with a critic.
         bootstrap_value: ``[batch]``, the critic's value of the state in which a truncated row stops, 0.0 for terminated
             rows; ``None``: all terminated.
@@ -77,6 +80,7 @@ class Episodes:
     loss_mask: Tensor | None = None
     advantage_mask: Tensor | None = None
     anchors: Tensor | None = None
+    step_rewards: Tensor | None = None
     values: Tensor | None = None
     bootstrap_value: Tensor | None = None
     kl: Tensor | None = None
@@ -208,6 +212,16 @@ def _gigpo(episodes: Episodes, part: GiGpo) -> Advantages:
     return Advantages(gains, episodes.acted & counts[:, None])
 
 
+def _istar(episodes: Episodes, part: ImplicitSteps) -> Advantages:
+    _refuse_advantage_mask("istar", episodes)
+    if episodes.step_rewards is None:
+        raise ValueError("istar compares turns by a process reward model: give Episodes.step_rewards")
+    gains, counts = istar(
+        episodes.turn_rewards, episodes.valid_turns, episodes.step_rewards, *episodes.groups[1:], part
+    )
+    return Advantages(gains, episodes.acted & counts[:, None])
+
+
 def _best_of_groups(episodes: Episodes, part: BestOfGroups) -> Advantages:
     kept = best_of_groups(*episodes.groups, part)
     return _per_episode(episodes, kept.to(episodes.turn_rewards.dtype), kept)
@@ -223,6 +237,7 @@ ESTIMATORS: Mapping[type[AdvantagePart], Callable[[Episodes, Any], Advantages]] 
         ReturnsToGo: _returns_to_go,
         GroupBaseline: _group_baseline,
         GiGpo: _gigpo,
+        ImplicitSteps: _istar,
         BestOfGroups: _best_of_groups,
     }
 )

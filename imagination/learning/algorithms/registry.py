@@ -37,6 +37,7 @@ from imagination.settings.algorithm_parts import (
     GroupBaseline,
     GroupRelative,
     Imitate,
+    ImplicitSteps,
     Kl,
     LeaveOneOut,
     LossPart,
@@ -224,6 +225,7 @@ _FAMILY = (
     Algorithm("reinforce_pp", ReturnsToGo(whiten=True), PpoClip(), kl=Kl(kl_estimator="k1", kl_in="reward")),
     Algorithm("reinforce_pp_baseline", GroupBaseline(), PpoClip(), kl=Kl(kl_estimator="k2")),
     Algorithm("gigpo", GiGpo(), PpoClip()),
+    Algorithm("istar", ImplicitSteps(), PpoClip()),
     Algorithm(
         "dapo",
         GroupRelative(),

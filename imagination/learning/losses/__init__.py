@@ -29,6 +29,7 @@ from imagination.learning.losses.auxiliary import (
     kl_k2,
     kl_k3,
     kl_loss,
+    trajectory_preference_loss,
     value_loss,
 )
 from imagination.learning.losses.policy import (
@@ -67,6 +68,7 @@ __all__ = [
     "token_entropy",
     "token_logprobs",
     "token_weights",
+    "trajectory_preference_loss",
     "turn_ratio_loss",
     "turn_segments",
     "value_loss",

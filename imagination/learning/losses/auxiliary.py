@@ -1,4 +1,4 @@
-"""Losses beside that of the policy: KL to a reference, entropy, the error of the critic, and imitation of experts."""
+"""Losses beside that of the policy: KL to a reference, entropy, the critic's error, imitation, preferences."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from imagination.learning.losses.terms import LossTerms, constant, difference, loss_terms
 from imagination.learning.shapes import at_least_fp32, check_shapes
@@ -211,3 +212,28 @@ def expert_policy_loss(
     shaped = probability / (probability + gamma)
     probabilities = {"probability": probability.masked_fill(~active, 0.0)}
     return loss_terms(-constant(advantages, active) * shaped, weight, denominator, probabilities)
+
+
+# --- a process reward model, by which of two episodes was better ---
+
+
+def trajectory_preference_loss(scores: Tensor, better: Tensor, worse: Tensor) -> LossTerms:
+    """``-log sigmoid(score(better) - score(worse))``, the mean over pairs of episodes.
+
+    The loss of iStar's process reward model (Liu et al. 2025, arXiv 2509.19199, section 3): DPO's (Rafailov et al.
+    2023, arXiv 2305.18290, eq. 7) of whole episodes, with the policy that acted as the reference.
+
+    Args:
+        scores: ``[n]``, ``beta log(pi_prm / pi_old)`` of each episode: sums of ``implicit_step_rewards``.
+        better, worse: indices ``[pairs]`` of ``preferences``; at least one pair.
+
+    Returns:
+        sums ``preferred``, the pairs whose order the scores have right.
+
+    Example::
+
+        trajectory_preference_loss(tensor([1.0, 0.0]), tensor([0]), tensor([1]))  # loss 0.3133 = log(1 + exp(-1))
+    """
+    check_shapes("trajectory_preference_loss", better=better, worse=worse)
+    margin = at_least_fp32(scores)[better] - at_least_fp32(scores)[worse]
+    return loss_terms(-logsigmoid(margin), torch.ones_like(margin), len(margin), {"preferred": margin > 0})

@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 
 from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, build_algorithm, total
 from imagination.learning.losses import LossInputs, row_segments, token_entropy, token_logprobs, turn_segments
+from imagination.learning.process_reward_model import ProcessRewardModel
 from imagination.settings import AlgorithmSettings
-from policy.lm.batch import Row, padded
+from imagination.settings.algorithm_parts import ImplicitSteps
+from policy.lm.batch import Row, collate, padded
 from tests.support.plain import (
     DEFAULTS,
     EXPERTS,
@@ -70,6 +72,10 @@ def plain_gradient(
         paid[r, : len(row.rewards)] = row.rewards
     engine = padded([row.behavior_logprobs for row in rows], 0.0, torch.float32)
     critic = algorithm.critic is not None
+    steps = None
+    if isinstance(algorithm.advantage, ImplicitSteps):
+        batch = replace(collate(rows, pad=0), old_logprobs=now.detach())
+        steps, _ = ProcessRewardModel(model, algorithm.advantage, DEFAULTS).step_rewards(batch, 1.0)
     judged = algorithm.judge(
         Episodes(
             turn_rewards=paid,
@@ -77,6 +83,7 @@ def plain_gradient(
             group_ids=torch.tensor([row.group for row in rows]),
             valid=torch.ones(len(rows), dtype=torch.bool),
             anchors=padded([row.anchors for row in rows], -1, torch.long, paid.shape[1]),
+            step_rewards=steps,
             values=values.detach() if critic else None,
             bootstrap_value=follows if critic else None,
             kl=(engine - before) * (index >= 0),

@@ -18,6 +18,7 @@ from imagination.settings.algorithm_parts import (
     DynamicSampling,
     Entropy,
     GroupRelative,
+    ImplicitSteps,
     Kl,
     PpoClip,
     TokenGae,
@@ -31,6 +32,7 @@ EPISODES = Episodes(
     group_ids=torch.tensor([4, 4, 4, 4]),
     valid=torch.tensor([True, True, False, True]),
     anchors=torch.tensor([[1, 2], [1, 3], [1, -1], [1, 2]]),
+    step_rewards=torch.tensor([[0.1, 0.3], [float("nan"), -0.2], [float("nan"), 9.0], [0.0, 0.1]]),
     values=torch.linspace(-1, 1, 24).view(4, 6),
     bootstrap_value=torch.tensor([0.3, 0.0, float("nan"), -0.5]),
 )
@@ -85,6 +87,7 @@ def test_settings_are_frozen_named_once_and_documented(name):
         ("gspo_token", {"token_form": True}),
         ("cispo", {"ratio_min": 0.0, "ratio_max": 5.0}),
         ("gigpo", {"gamma": 0.95, "step_weight": 1.0}),
+        ("istar", {"prm_beta": 0.05, "step_weight": 1.0}),
         ("st_ppo", {"clip_low": 0.2, "correct_bias": True}),
         ("reinforce_pp", {"whiten": True, "kl_in": "reward"}),
     ],
@@ -130,6 +133,7 @@ def test_settings_reach_their_part():
         ("epo", {"entropy_coef": -1.0}, "at least 0"),
         ("cispo", {"ratio_max": 0.5}, "ratio_min <= 1 <= ratio_max"),
         ("gigpo", {"step_weight": -1.0}, "step_weight .* at least 0"),
+        ("istar", {"prm_beta": 0.0}, "prm_beta and prm_lr above 0"),
         ("gspo", {"clip_low": 1.5}, "clip_low must lie"),
         ("turn_ppo", {"gamma": 2.0}, "turn_ppo: gamma and lam"),
         ("bilevel_ppo", {"token_lam": 2.0}, "token_gamma and token_lam"),
@@ -202,6 +206,7 @@ def test_each_name_is_its_advantage():
         "reinforce_pp": advantages.whiten(to_go, ACTED),
         "reinforce_pp_baseline": advantages.reinforce_pp_baseline(returns, ids, valid, ACTED)[0],
         "gigpo": advantages.gigpo(paid, index, EPISODES.anchors, ids, valid)[0],
+        "istar": advantages.istar(paid, index, EPISODES.step_rewards, ids, valid, ImplicitSteps())[0],
         "filtered_bc": over(best.float(), ACTED),
     }
     assert set(expected) == set(list(ALGORITHMS))
@@ -229,10 +234,11 @@ def test_kl_and_overlong_penalties_reach_the_rewards():
 
 
 def test_missing_inputs_are_named():
-    bare = replace(EPISODES, values=None, anchors=None)
+    bare = replace(EPISODES, values=None, anchors=None, step_rewards=None)
     for name, settings, message in (
         ("ppo", {}, "give Episodes.values, or choose one without"),
         ("gigpo", {}, "give Episodes.anchors"),
+        ("istar", {}, "give Episodes.step_rewards"),
         ("reinforce_pp", {"kl_coef": 0.1}, "give Episodes.kl, or set kl_in=loss"),
         ("dapo", {"overlong_buffer": 2}, "overlong_buffer needs max_tokens"),
     ):
@@ -267,7 +273,7 @@ def test_loss_mask_and_advantage_mask_are_apart():
     assert not torch.equal(advantage_only.advantages[ACTED], usual.advantages[ACTED])  # observations are values now
     first_turn = ppo.judge(replace(EPISODES, loss_mask=INDEX == 0))
     assert torch.equal(first_turn.trained, (INDEX == 0) & rows)
-    for name in ("gigpo", "turn_ppo", "bilevel_ppo"):
+    for name in ("gigpo", "istar", "turn_ppo", "bilevel_ppo"):
         with pytest.raises(ValueError, match="have no advantage_mask"):
             ALGORITHMS[name].judge(replace(EPISODES, advantage_mask=everything))
 

@@ -146,6 +146,13 @@ def test_a_run_that_cannot_work_does_not_start(sections: dict[str, dict[str, Any
         check(changed_config(**sections))
 
 
+def test_a_copy_of_a_sharded_policy_is_refused() -> None:
+    config = changed_config(algorithm={"name": "istar"})
+    config.strategy = "fsdp2"
+    with pytest.raises(UserError, match=r"istar copies the policy.*: set strategy=ddp"):
+        check(config)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_can_be_run(name: str) -> None:
     steps = {"minibatches": 1} if name == "reinforce" else {}
