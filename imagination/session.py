@@ -209,4 +209,5 @@ class Session:
         if slots is not None:
             engines = Engines(replace(self.config.engine, slots=min(self.config.engine.slots, slots)))
         engine = engines.make(policy.model, policy.chat, context_of(policy.model, self.config.policy))
-        return LanguageModelAgent(engine, policy.chat, self.config.max_action_tokens, temperature, name)
+        longest, summary = self.config.max_action_tokens, self.config.summary_tokens
+        return LanguageModelAgent(engine, policy.chat, longest, temperature, name, summary)

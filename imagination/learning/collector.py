@@ -20,6 +20,7 @@ from imagination.learning.experience import (
     compared_expert_row,
     group_numbers,
     informative_groups,
+    one_an_episode,
     policy_rows,
     total_reward,
 )
@@ -331,6 +332,7 @@ class ExperienceCollector:
     def _mean_rewards(self, rows: Sequence[Row]) -> dict[str, float]:
         """Means of what outcomes earned, an episode, and of the judgements, a turn; where they are in use."""
         metrics: dict[str, float] = {}
+        rows = one_an_episode(rows)
         if self.plan.train.reward_tiers and rows:
             metrics["tiered_return"] = fmean(map(total_reward, rows))
         judgements = torch.cat([row.process[:-1] for row in rows]) if rows else torch.empty(0)

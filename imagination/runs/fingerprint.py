@@ -32,7 +32,7 @@ READS = {
     "reflect": (*_WORLD, "policy", "max_action_tokens", "dream", "reflect"),
     "relabel": (*_LOG, "worldmodel.refusals", "hindsight"),
     "clone": _CLONE,
-    "fit_critic": (*_CLONE, "algorithm", "dream.max_turns", "train.reward_tiers", "critic"),
+    "fit_critic": (*_CLONE, "algorithm", "dream.max_turns", "train.reward_tiers", "critic", "summary_tokens"),
     "train": _TRAIN,
     "loop": (*_TRAIN, "loop"),
     "pretrain": ("seed", "vocab_size", "pretrain"),
@@ -47,6 +47,8 @@ def fingerprint(config: Config, stage: str = "") -> str:
     for name in READS.get(stage, _WHOLE):
         if name == "env" and config.env == EnvSettings(price=config.env.price):
             continue  # runs from before there were other worlds are known by that
+        if name in ("summary_tokens", "experience") and not getattr(config, name):
+            continue  # as above
         value = reduce(getattr, name.split("."), config)
         chosen[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         if name == "worldmodel" and stage in _FITS:

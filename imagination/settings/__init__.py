@@ -59,6 +59,9 @@ class Config:
     seed: int = 0  #: of tasks, log, weights, data order and dreams
     vocab_size: int = 2048  #: of the tokenizer of models from scratch
     max_action_tokens: int = 16  #: longest action, in tokens
+    #: longest summary, in tokens, that the policy writes before its context is full, to go on with the task and the
+    #: summary alone (SUPO); 0 ends the episode there
+    summary_tokens: int = 0
     env: EnvSettings = field(default_factory=EnvSettings)
     games: GamesSettings = field(default_factory=GamesSettings)
     collect: CollectSettings = field(default_factory=CollectSettings)
@@ -90,7 +93,7 @@ class Config:
     pretrain: PretrainSettings = field(default_factory=PretrainSettings)
 
     def __post_init__(self) -> None:
-        require(self, "0 or more", "devices")
+        require(self, "0 or more", "devices", "summary_tokens")
         require(self, "1 or more", "num_nodes")
         require(self, "above 0", "wait_minutes")
         if self.activation_checkpointing and self.strategy != "fsdp2":

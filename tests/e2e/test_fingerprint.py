@@ -32,6 +32,7 @@ STAGES = ("collect", "fit_world_model", "clone", "train", "evaluate")
         ("clone.keep_every=10", "clone"),
         ("policy.hidden=64", "clone"),
         ("train.updates=7", "train"),
+        ("summary_tokens=64", "train"),
         ("dream.min_confidence=0.5", "train"),
         ("evaluate.episodes=7", "evaluate"),
         ("audit.episodes=7", ""),
