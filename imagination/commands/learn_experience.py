@@ -28,7 +28,7 @@ _TOKENS = 2000  # of an answer
 
 
 def learn_experience(config: Config, folder: Path) -> None:
-    """Optional: learn experiences for the policy's prompt from groups of its episodes; no weight changes.
+    """Optional: learn experiences for the policy's prompt from groups of its episodes, no weights.
 
     Plays a group of episodes of each task, in dreams or in the real environment. Where their returns differ, a
     language model compares them and changes a list of experiences, with which the next round is played
@@ -40,7 +40,7 @@ def learn_experience(config: Config, folder: Path) -> None:
 
     Examples:
         imagine learn-experience run=mine learn_experience.url=http://localhost:8000/v1 learn_experience.model=qwen
-        imagine evaluate run=mine experience=experience.json
+        imagine learn-experience run=mine learn_experience.world=real learn_experience.rounds=1
 
     Raises:
         UserError: an earlier stage or the server's model is missing, or no question was answered.
