@@ -114,6 +114,7 @@ _ALL = (
     _stage("clone", "clone:clone", "policy", "clone"),
     _stage("fit-critic", "fit_critic:fit_critic", "critic", "algorithm", "policy"),
     _stage("digi-q", "digi_q:digi_q", "digi_q", "clone", "policy", "engine"),
+    _stage("learn-experience", "learn_experience:learn_experience", "learn_experience", "dream", "engine"),
     _stage("train", "train:train", "train", "algorithm", "dream", "tripwires", "engine", "scale"),
     _stage("loop", "loop:loop", "loop", "collect", *_DREAMED, "tripwires", "fit", "worldmodel", "engine"),
     _stage("evaluate", "evaluate:evaluate", "evaluate", "engine"),

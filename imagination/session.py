@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from imagination.data.experiences import prefaced, read_experiences
 from imagination.rollout import world_models
 from imagination.rollout.dream_env import DreamEnv, Guard, Start
 from imagination.rollout.engines import Engines, drafts_from
@@ -195,6 +196,9 @@ class Session:
         """
         path = folder if isinstance(folder, Path) else self.run.model(folder)
         model, chat = load_model(path, "clone" if path.name == "policy-clone" else "train", self.config.policy)
+        if self.config.experience:
+            experiences = need(self.run.model(self.config.experience), "learn-experience")
+            chat = prefaced(chat, read_experiences(experiences))
         return Policy(model, chat)
 
     def agent(
@@ -209,4 +213,5 @@ class Session:
         if slots is not None:
             engines = Engines(replace(self.config.engine, slots=min(self.config.engine.slots, slots)))
         engine = engines.make(policy.model, policy.chat, context_of(policy.model, self.config.policy))
-        return LanguageModelAgent(engine, policy.chat, self.config.max_action_tokens, temperature, name)
+        longest, summary = self.config.max_action_tokens, self.config.summary_tokens
+        return LanguageModelAgent(engine, policy.chat, longest, temperature, name, summary)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from itertools import pairwise
 
 # Status lines and logs keep six decimals of a reward: two that differ by less are one and the same. So are two returns
 # that differ by less than ten times as much, which are sums of such rewards.
@@ -138,8 +139,13 @@ class Trace:
     and ``top_k`` say which distribution the log-probs are of. ``versions`` has one entry per action that was sampled:
     of the weights that sampled it, counted by the engine; it is not stored.
 
+    ``segments`` are the positions at which the policy went on in a new context, after a summary of its own; none where
+    the episode fits one. The summary, an action of the next turn, ends the context before; what of it the new context
+    repeats is scaffold.
+
     Raises:
-        ValueError: the tuples differ in length, or a log-prob and the agent's ownership disagree.
+        ValueError: the tuples differ in length, a log-prob and the agent's ownership disagree, or the segments are not
+            in order.
     """
 
     ids: tuple[int, ...]
@@ -150,9 +156,17 @@ class Trace:
     top_p: float = 1.0
     top_k: int = 0
     versions: tuple[int, ...] = ()
+    segments: tuple[int, ...] = ()
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """First position of each context, and the one after its last."""
+        return list(pairwise((0, *self.segments, len(self.ids))))
 
     def __post_init__(self) -> None:
         n = len(self.ids)
+        if self.segments and any(begin >= end for begin, end in self.spans):
+            raise ValueError(f"segments of {n} tokens begin one after the other, not at {self.segments}")
         if not len(self.owners) == len(self.logprobs) == len(self.turns) == n:
             raise ValueError(
                 f"a trace needs one owner, log-prob and turn per token: "

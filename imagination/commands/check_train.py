@@ -59,11 +59,22 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
         dream.horizon, dream.max_turns, dream.horizon_shape, dream.horizon_every, dream.horizon_growth
     ):
         yield wrong
-    if longest_episode(config) >= config.policy.context:
+    if longest_episode(config) >= config.policy.context and not config.summary_tokens:
         yield (
             f"dream.max_turns={dream.max_turns} actions of max_action_tokens={config.max_action_tokens} do not fit "
             f"policy.context={config.policy.context}, observations left aside: lower one of the first two, or raise "
             "the last"
+        )
+    one_context = train.self_imitation.share or config.algorithm.progress.enabled or dream.branch_share
+    if config.summary_tokens and (one_context or algorithm.name == "istar"):
+        yield (
+            "train.self_imitation, dream.branch_share, algorithm.progress and algorithm=istar read an episode in one "
+            "context, and with summaries it has several: switch them off, or set summary_tokens=0"
+        )
+    if config.summary_tokens and config.summary_tokens + 2 * config.max_action_tokens >= config.policy.context:
+        yield (
+            f"summary_tokens={config.summary_tokens} and actions of max_action_tokens={config.max_action_tokens} leave "
+            f"no room for observations in policy.context={config.policy.context}: lower one of them, or raise the last"
         )
     yield from _experts_compared(config)
     yield from _self_imitation(config)
@@ -228,5 +239,5 @@ def _progress(config: Config) -> Iterator[str]:
 
 
 def longest_episode(config: Config) -> int:
-    """Agent tokens of an episode at most."""
-    return config.dream.max_turns * config.max_action_tokens
+    """Agent tokens of an episode at most; a summary stands before an action at most."""
+    return config.dream.max_turns * (config.max_action_tokens + config.summary_tokens)

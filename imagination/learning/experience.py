@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from statistics import fmean
 
 import torch
@@ -34,13 +36,16 @@ def policy_rows(
     Outages have none: they count for nothing, neither in the loss nor in the mean of their group. Nor have episodes
     without a sampled token (a context full at once). A dream whose world model wrote nonsense has one: the action that
     it could not answer earns what the worst of the log would, see ``RewardShaping``.
+
+    An episode with summaries has a row for each of its contexts, see ``contexts``.
     """
     groups = group_numbers(episodes)
     rows = [policy_row(e, min_weight, groups[e.group_id], shaping) for e in episodes]
     judged = [(e, row) for e, row in zip(episodes, rows, strict=True) if row is not None]
     for (_, row), parent in zip(judged, _parents(judged), strict=True):
         row.parent = torch.tensor(parent)
-    return [row for _, row in judged]
+    parts = (contexts(row, e.trace.segments, k) for k, (e, row) in enumerate(judged) if e.trace is not None)
+    return [part for cut in parts for part in cut]
 
 
 def _parents(judged: Sequence[tuple[Trajectory, Row]]) -> list[int]:
@@ -56,6 +61,35 @@ def _parents(judged: Sequence[tuple[Trajectory, Row]]) -> list[int]:
                 parents[k] = n
                 break
     return parents
+
+
+def contexts(row: Row, segments: Sequence[int], number: int) -> list[Row]:
+    """The rows that an episode is learned from, one a context: its ``row`` cut where the policy had summarised.
+
+    Lu et al. 2025 (SUPO, arXiv 2510.06727) and Zhang et al. 2025 (Memory as Action, arXiv 2510.12635): the gradient of
+    an episode is the sum of those of its contexts, each with the advantage of the episode, and summaries are actions.
+    Unlike in SUPO, an episode that a limit cut is not left out; it is treated as any other that was cut.
+
+    Args:
+        row: of the whole episode, as ``policy_row`` makes it.
+        segments: as ``Trace.segments``; those beyond the row are left out.
+        number: of the episode in the update, 0 or more; ``assign_credit`` judges rows of one number as one episode.
+
+    Example::
+
+        a row of 10 tokens, segments (4, 8): rows of 4, 4 and 2 tokens, the last one truncated where the row is
+    """
+    if not segments:
+        return [row]
+    bounds = pairwise([0, *(begin for begin in segments if begin < len(row)), len(row)])
+    cut = bool(row.truncated)
+    return [row.part(a, b, episode=number, truncated=cut and b == len(row)) for a, b in bounds]
+
+
+def one_an_episode(rows: Sequence[Row]) -> list[Row]:
+    """A row of each episode that was played: enough for what is of turns."""
+    seen = {k if row.episode < 0 else f"episode {int(row.episode)}": row for k, row in enumerate(rows)}
+    return list(seen.values())
 
 
 def group_numbers(episodes: Sequence[Trajectory]) -> dict[str, int]:
@@ -81,6 +115,7 @@ def total_reward(row: Row) -> float:
 def mean_rewards(rows: Sequence[Row], tiered: bool) -> dict[str, float]:
     """Means of what outcomes earned, an episode, and of the judgements, a turn; where they are in use."""
     metrics: dict[str, float] = {}
+    rows = one_an_episode(rows)
     if tiered and rows:
         metrics["tiered_return"] = fmean(map(total_reward, rows))
     judgements = torch.cat([row.process[:-1] for row in rows]) if rows else torch.empty(0)
@@ -153,8 +188,9 @@ def policy_row(
     made = torch.tensor([owner == Owner.AGENT for owner in owners])
     observed: list[bool] = []
     if episode.source is Source.REAL:
-        acted = owners.index(Owner.AGENT)
-        observed = [k > acted and owner == Owner.ENV for k, owner in enumerate(owners)]
+        for begin, end in trace.spans:  # what a context begins with answers none of its actions
+            acted = accumulate((owner == Owner.AGENT for owner in owners[begin:end]), operator.or_)
+            observed += [a and owner == Owner.ENV for a, owner in zip(acted, owners[begin:end], strict=True)]
     turns = torch.tensor(trace.turns[:n])
     # an action that the world could not answer has no turn
     rewards = torch.tensor([*shaping.rewards(episode), 0.0])
@@ -281,11 +317,12 @@ def assign_credit(
 
     All episodes at once, before rows are packed or split. ``rl_weight`` becomes 0 where the algorithm trains nothing;
     where it trains, it stays what it was. Episodes of experts that are members of a group (LUFFY) move its mean and
-    deviation, and get their advantages, too.
+    deviation, and get their advantages, too. Contexts of one episode are judged as one, by all its tokens in order, so
+    it counts once in every mean.
 
     Args:
         batch: with ``values`` and ``bootstrap`` for an algorithm with a critic, and ``kl`` where that is a reward.
-        shaped: ``[sampled rows, turns]``, what each turn is judged by in place of what it earned.
+        shaped: ``[sampled episodes, turns]``, what each turn is judged by in place of what it earned.
         process_coef: of ``process``, in units of reward.
         step_rewards: ``[sampled rows, turns]``, of a process reward model, for istar.
 
@@ -298,24 +335,29 @@ def assign_credit(
         return
     judged = [*own, *_where((batch.ce_weight != 0).any(1) & (batch.turns >= 0).any(1))]
     rows = batch[judged]
-    episodes = episodes_of(rows, algorithm, shaped, process_coef)
+    whole, index = rows.joined()
+    episodes = episodes_of(whole, algorithm, shaped, process_coef)
     if step_rewards is not None:  # experts have none
-        more = episodes.turn_rewards.shape[1] - step_rewards.shape[1], len(rows) - len(step_rewards)
+        more = episodes.turn_rewards.shape[1] - step_rewards.shape[1], len(whole) - len(step_rewards)
         padded = torch.nn.functional.pad(step_rewards, (0, more[0], 0, more[1]), value=NAN)
         episodes = replace(episodes, step_rewards=padded)
     advantages = algorithm.judge(episodes)
     n, width = len(own), rows.ids.shape[1]
-    batch.advantages[judged, :width] = advantages.advantages
+
+    def by_row(column: Tensor) -> Tensor:
+        return column.flatten()[index].masked_fill(index < 0, 0)
+
+    batch.advantages[judged, :width] = by_row(advantages.advantages)
     if (batch.parent >= 0).any():
         batch.advantages = shared_before_branches(batch.advantages, batch.turns, batch.parent)
     weight = rows.rl_weight[:n]
     if not algorithm.loss_mask:  # what the world said has no weight of its own, and counts fully where it is trained on
         weight = torch.where(weight != 0, weight, 1.0)
-    batch.rl_weight[own, :width] = torch.where(advantages.trained[:n], weight, 0.0)
+    batch.rl_weight[own, :width] = torch.where(by_row(advantages.trained)[:n], weight, 0.0)
     if advantages.returns is not None:
-        batch.returns[own, :width] = advantages.returns[:n]
+        batch.returns[own, :width] = by_row(advantages.returns)[:n]
     if advantages.learned is not None:
-        batch.learned[own, :width] = advantages.learned[:n]
+        batch.learned[own, :width] = by_row(advantages.learned)[:n]
 
 
 def episodes_of(rows: RowBatch, algorithm: Algorithm, shaped: Tensor | None, process_coef: float) -> Episodes:

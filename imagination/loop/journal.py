@@ -165,7 +165,7 @@ class Journal:
 def _trace(written: Mapping[str, Any] | None) -> Trace | None:
     if written is None:
         return None
-    lists = {key: tuple(written.get(key, ())) for key in ("ids", "logprobs", "turns", "versions")}
+    lists = {key: tuple(written.get(key, ())) for key in ("ids", "logprobs", "turns", "versions", "segments")}
     return Trace(**{**written, **lists, "owners": tuple(map(Owner, written["owners"]))})
 
 

@@ -18,24 +18,27 @@ _ASIDE = (
     *("run", "output", "jobs", "logger", "machine_price"),
     *("devices", "num_nodes", "strategy", "activation_checkpointing", "wait_minutes", "scale", "scale_sim"),
     *("imports", "rules", "loop", "few_shot", "audit", "compare", "ablation", "listing", "serve", "pretrain", "digi_q"),
+    "learn_experience",
 )
 _WHOLE = tuple(f.name for f in fields(Config) if f.name not in _ASIDE)
 _LOG = ("seed", "env", "games", "collect")
 _WORLD = (*_LOG, "vocab_size", "worldmodel", "fit", "engine", "dream.max_tokens", "dream.temperature")
 _CLONE = (*_WORLD, "policy", "max_action_tokens", "clone", "reflect", "hindsight")
+_PROMPT = ("summary_tokens", "experience")
 _TRAIN = tuple(name for name in _WHOLE if name != "evaluate")
 
 # What a stage's result depends on, the settings of the stages before it included; other stages depend on all.
 READS = {
     "collect": _LOG,
     "fit_world_model": _WORLD,
-    "reflect": (*_WORLD, "policy", "max_action_tokens", "dream", "reflect"),
+    "reflect": (*_WORLD, "policy", "max_action_tokens", "dream", "reflect", "experience"),
     "relabel": (*_LOG, "worldmodel.refusals", "hindsight"),
     "clone": _CLONE,
-    "fit_critic": (*_CLONE, "algorithm", "dream.max_turns", "train.reward_tiers", "critic"),
+    "fit_critic": (*_CLONE, "algorithm", "dream.max_turns", "train.reward_tiers", "critic", *_PROMPT),
     "digi_q": (*_CLONE, "digi_q"),
     "train": _TRAIN,
     "loop": (*_TRAIN, "loop"),
+    "learn_experience": (*_CLONE, *_PROMPT, "dream", "learn_experience"),
     "pretrain": ("seed", "vocab_size", "pretrain"),
 }
 # Stages that make the same whether rules answer in dreams or not.
@@ -48,6 +51,8 @@ def fingerprint(config: Config, stage: str = "") -> str:
     for name in READS.get(stage, _WHOLE):
         if name == "env" and config.env == EnvSettings(price=config.env.price):
             continue  # runs from before there were other worlds are known by that
+        if name in _PROMPT and not getattr(config, name):
+            continue  # as above
         value = reduce(getattr, name.split("."), config)
         chosen[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         if name == "worldmodel" and stage in _FITS:

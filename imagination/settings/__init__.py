@@ -8,7 +8,14 @@ from typing import Literal
 from imagination.settings.algorithm import AlgorithmName as AlgorithmName
 from imagination.settings.algorithm import AlgorithmSettings
 from imagination.settings.algorithm import ProgressSettings as ProgressSettings
-from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings, ImportSettings, RulesSettings
+from imagination.settings.data import (
+    CollectSettings,
+    EnvSettings,
+    GamesSettings,
+    ImportSettings,
+    LearnExperienceSettings,
+    RulesSettings,
+)
 from imagination.settings.dreams import DreamSettings, ServeSettings, TripwireSettings
 from imagination.settings.evaluation import (
     AblationSettings,
@@ -59,6 +66,12 @@ class Config:
     seed: int = 0  #: of tasks, log, weights, data order and dreams
     vocab_size: int = 2048  #: of the tokenizer of models from scratch
     max_action_tokens: int = 16  #: longest action, in tokens
+    #: longest summary, in tokens, that the policy writes before its context is full, to go on with the task and the
+    #: summary alone (SUPO); 0 ends the episode there
+    summary_tokens: int = 0
+    #: file under models/ whose experiences the policy reads in its prompt, such as experience.json, which
+    #: learn-experience writes; empty is none
+    experience: str = ""
     env: EnvSettings = field(default_factory=EnvSettings)
     games: GamesSettings = field(default_factory=GamesSettings)
     collect: CollectSettings = field(default_factory=CollectSettings)
@@ -72,6 +85,7 @@ class Config:
     scale: ScaleSettings = field(default_factory=ScaleSettings)
     scale_sim: ScaleSimSettings = field(default_factory=ScaleSimSettings)
     reflect: ReflectSettings = field(default_factory=ReflectSettings)
+    learn_experience: LearnExperienceSettings = field(default_factory=LearnExperienceSettings)
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     clone: CloneSettings = field(default_factory=CloneSettings)
     dream: DreamSettings = field(default_factory=DreamSettings)
@@ -91,7 +105,7 @@ class Config:
     pretrain: PretrainSettings = field(default_factory=PretrainSettings)
 
     def __post_init__(self) -> None:
-        require(self, "0 or more", "devices")
+        require(self, "0 or more", "devices", "summary_tokens")
         require(self, "1 or more", "num_nodes")
         require(self, "above 0", "wait_minutes")
         if self.activation_checkpointing and self.strategy != "fsdp2":

@@ -105,6 +105,26 @@ class RulesSettings(ChatServerSettings):
 
 
 @dataclass
+class LearnExperienceSettings(ChatServerSettings):
+    """A language model that compares groups of episodes and writes experiences for the policy's prompt.
+
+    Without a url, the action that most sets the best episodes of a group apart is one.
+    """
+
+    policy: str = "policy-clone"  #: folder under models/ of the policy that plays
+    world: Literal["dream", "real"] = "dream"  #: where it plays, at most dream.max_turns turns an episode
+    rounds: int = 3  #: over all tasks; each is played with the experiences of the rounds before
+    group_size: int = 5  #: episodes per task and round, which are compared with each other
+    tasks: int = 0  #: training tasks, at most, the first ones; 0 is all
+    entries: int = 16  #: experiences, at most
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "1 or more", "rounds", "group_size", "entries")
+        require(self, "0 or more", "tasks")
+
+
+@dataclass
 class ImportSettings:
     """Logged episodes from files: how they are read, labelled, split and masked."""
 

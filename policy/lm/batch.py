@@ -45,6 +45,7 @@ class Columns:
         carried_out: of each turn, whether the world did what the action said.
         group: episodes of one number share a start and are compared with each other.
         parent: number of the update's row whose episode this one goes on from, -1 for none.
+        episode: rows of one number, from 0 on, are the contexts of one episode in order; a row of -1 is one by itself.
         truncated: a limit of ours cut the episode, and the state after the last token has a value.
         turns_lost: that the episode could still have had when the world model's uncertainty ended it.
         temperature: at which it was sampled.
@@ -66,6 +67,7 @@ class Columns:
     carried_out: Annotated[Tensor, Column(torch.bool, False, "turn")]
     group: Annotated[Tensor, Column(torch.long, 0, "row")]
     parent: Annotated[Tensor, Column(torch.long, -1, "row")]
+    episode: Annotated[Tensor, Column(torch.long, -1, "row")]
     truncated: Annotated[Tensor, Column(torch.bool, False, "row")]
     turns_lost: Annotated[Tensor, Column(torch.float32, 0.0, "row")]
     temperature: Annotated[Tensor, Column(torch.float64, 1.0, "row")]
@@ -98,6 +100,12 @@ class Row(Columns):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def part(self, begin: int, end: int, **changes: Any) -> Row:
+        """Its tokens from ``begin`` to before ``end``; what is of turns or of the row stays, but for ``changes``."""
+        columns = {name: getattr(self, name) for name in _OF_ROWS}
+        cut = {name: columns[name][begin:end] for name, column in _OF_ROWS.items() if column.per == "token"}
+        return Row(**{**columns, **cut, **changes})
 
 
 @dataclass(slots=True, eq=False)
@@ -139,6 +147,43 @@ class RowBatch(Columns):
         width = int(self.attention_mask[chosen].sum(1).amax()) if len(rows) else 0
         cut = {"token": (chosen, slice(width)), "turn": (chosen,), "row": (chosen,)}
         return RowBatch(**{name: getattr(self, name)[cut[column.per]] for name, column in _OF_BATCHES.items()})
+
+    def joined(self) -> tuple[RowBatch, Tensor]:
+        """Whole episodes: the contexts of each, one after the other in one row; the batch itself where all have one.
+
+        What is of turns is that of an episode's first context; so is what is of the row, but for ``truncated`` and
+        ``bootstrap``, which are those of its last.
+
+        Returns:
+            ``(episodes, index)``; ``index`` is ``[batch, time]``, the place of each token in a flattened column
+            ``[episodes, longest]``, and -1 for padding.
+
+        Example::
+
+            contexts 5 6 7 and 8 9 of one episode: a row 5 6 7 8 9, index [[0, 1, 2], [3, 4, -1]]
+        """
+        rows, time = torch.arange(len(self), device=self.ids.device), self.ids.shape[1]
+        alone = rows + 1 + max([0, *self.episode.tolist()])
+        which = torch.where(self.episode >= 0, self.episode, alone).unique(return_inverse=True)[1]
+        n, mask = max([-1, *which.tolist()]) + 1, self.attention_mask
+        if n == len(self):
+            return self, torch.arange(mask.numel(), device=mask.device).view_as(mask)
+        earlier = (which == which[:, None]) & (rows < rows[:, None])
+        begin = (earlier * mask.sum(1)).sum(1)
+        width = int((begin + mask.sum(1)).amax())
+        index = ((which * width + begin)[:, None] + torch.arange(time, device=mask.device)).masked_fill(~mask, -1)
+        first = rows.new_full((n,), len(self)).scatter_reduce(0, which, rows, "amin")
+        last = rows.new_zeros(n).scatter_reduce(0, which, rows, "amax")
+        columns: dict[str, Tensor] = {}
+        for name, column in _OF_BATCHES.items():
+            given: Tensor = getattr(self, name)
+            if column.per == "token":
+                columns[name] = given.new_full((n * width,), column.pad)
+                columns[name][index[mask]] = given[mask]
+                columns[name] = columns[name].view(n, width)
+            else:
+                columns[name] = given[last if name in ("truncated", "bootstrap") else first]
+        return RowBatch(**columns), index
 
     def to(self, device: torch.device) -> RowBatch:
         """The same batch with its tensors on ``device``."""

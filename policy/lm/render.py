@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ACTION_LINE = "\n[action]\n"  # between what a policy thinks and what it does
+SUMMARY_REQUEST = (  # the user's turn that a summary answers
+    "Your context is full. Summarise what you did, what you saw and what is left to do: from here on you read only the "
+    "task and this summary."
+)
 _NO_THINKING = "{% set enable_thinking = false %}"
 _OTHER = "set policy.chat_template= or worldmodel.chat_template= to a file"
 
@@ -153,6 +157,15 @@ class Tokens:
         self.owners.extend([owner] * len(ids))
         self.turns.extend([turn] * len(ids))
 
+    def extend(self, more: Tokens) -> None:
+        self.ids.extend(more.ids)
+        self.owners.extend(more.owners)
+        self.turns.extend(more.turns)
+
+    def cut(self, length: int) -> None:
+        """Keeps the first ``length`` tokens."""
+        del self.ids[length:], self.owners[length:], self.turns[length:]
+
 
 def spoken_action(text: str) -> str:
     """What the world gets of what a policy wrote: all of it, or what follows the line that ends its thought.
@@ -186,10 +199,10 @@ def policy_prompt(
     return tokens
 
 
-def append_observation(chat: ChatFormat, tokens: Tokens, observation: str) -> None:
-    """Appends what the world said and the prompt for the next action."""
+def append_observation(chat: ChatFormat, tokens: Tokens, observation: str, owner: Owner = Owner.ENV) -> None:
+    """Appends what the world said, or another ``owner``, and the prompt for the next action."""
     tokens.append(chat.to_user, Owner.SCAFFOLD)
-    tokens.append(chat.encode(observation), Owner.ENV)
+    tokens.append(chat.encode(observation), owner)
     tokens.append(chat.to_assistant, Owner.SCAFFOLD)
 
 

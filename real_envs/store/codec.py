@@ -30,6 +30,7 @@ _TRACE = {
     "temperature": pa.float64(),
     "top_p": pa.float64(),
     "top_k": pa.int64(),
+    "segments": _INTS,
 }
 SCHEMA = pa.schema(
     {name: pa.string() for name in ("id", "task_id", "group_id", "source", "agent", "start", "stop")}
@@ -206,6 +207,7 @@ def _trace(value: object) -> Trace | None:
             temperature=_number(trace.get("temperature"), "trace.temperature"),
             top_p=1.0 if trace.get("top_p") is None else _number(trace["top_p"], "trace.top_p"),
             top_k=0 if trace.get("top_k") is None else _int(trace["top_k"], "trace.top_k"),
+            segments=() if trace.get("segments") is None else tuple(ints("segments")),
         )
     except FieldError:
         raise

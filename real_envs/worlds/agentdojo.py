@@ -144,11 +144,11 @@ class AgentDojoGame(Game):
         arguments = call.named(list(self._signatures[call.name].parameters))
         functions = importlib.import_module("agentdojo.functions_runtime")
         self._made.append(functions.FunctionCall(function=call.name, args=copy.deepcopy(arguments)))
-        result, error = self._runtime.run_function(self._env, call.name, arguments)
+        result, failure = self._runtime.run_function(self._env, call.name, arguments)
         written = importlib.import_module("agentdojo.agent_pipeline.tool_execution").tool_result_to_str
-        if self._plan and self._plan[0].name == call.name and not error:
+        if self._plan and self._plan[0].name == call.name and not failure:
             del self._plan[0]
-        return StepResult(self._observation(f"Error: {error}" if error else written(result)), 0.0, False, False)
+        return StepResult(self._observation(f"Error: {failure}" if failure else written(result)), 0.0, False, False)
 
     def _answered_user(self, text: str) -> StepResult:
         solved = self._holds(self._user, "utility", text)

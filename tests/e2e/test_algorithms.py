@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from imagination.commands.train import train
+from imagination.learning import collector
 from imagination.learning.algorithms import ALGORITHMS
+from imagination.learning.experience import policy_rows
 from imagination.learning.policy_module import PolicyModule
 from imagination.settings import Config, UserError
-from policy.lm.batch import RowBatch
+from policy.lm.batch import Row, RowBatch
 from tests.support.killing import metrics_of, moved
 from tests.support.tiny import tiny_settings
 from tests.support.worlds import Lottery, plant
@@ -60,6 +62,25 @@ def test_two_updates_change_the_policy(name: str, cloned: Path, tmp_path: Path) 
             assert line["rl_tokens_dream"] == line["rl_tokens"]
             assert line["gradient_share_dream"] == pytest.approx(1.0)
             assert line["policy_loss_dream"] == pytest.approx(line["policy_loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "dr_grpo"])
+def test_episodes_in_several_contexts_are_learned_from(
+    name: str, cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dreams of an update are as many as ever, and their rows more; no row is longer than the policy's context."""
+    rows: list[Row] = []
+    monkeypatch.setattr(collector, "policy_rows", lambda *args: rows.extend(policy_rows(*args)) or rows[:])
+    shutil.copytree(cloned, tmp_path, dirs_exist_ok=True)
+    config = settings(NO_EXPERTS, name=name)
+    config.summary_tokens, config.policy.context, config.train.updates = 8, 160, 1
+    train(config, tmp_path)
+    (line,) = metrics_of(tmp_path, "train")
+    assert line["rl_tokens"] > 0
+    assert 1e-6 < moved(tmp_path) < 0.1
+    episodes = [int(row.episode) for row in rows]
+    assert len(set(episodes)) <= 18 < len(episodes)
+    assert all(len(row) <= 160 for row, after in zip(rows, [*episodes[1:], -1], strict=True) if after == row.episode)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def traces(draw: st.DrawFn) -> Trace:
         temperature=draw(number),
         top_p=draw(number),
         top_k=draw(st.integers(0, 99)),
+        segments=tuple(sorted(draw(st.sets(st.integers(1, len(owners) - 1), max_size=3)))) if len(owners) > 1 else (),
     )
 
 

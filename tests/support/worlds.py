@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -55,11 +56,11 @@ class Doubtful(Planted):
         return Prediction("Nothing new.", 0.5 * (len(history) >= 2), False, confidence=1.0, outcome_confidence=0.5)
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, world: Callable[[Any], Planted]) -> None:
-    """Every world model that the stage ``train`` loads is ``world`` of it."""
+def plant(monkeypatch: pytest.MonkeyPatch, world: Callable[[Any], Planted], stage: ModuleType = train_stage) -> None:
+    """Every world model that the module of a stage loads is ``world`` of it."""
 
     class Planting(Session):
         def world_model(self, *given: Any, **more: Any) -> Any:
             return world(super().world_model(*given, **more))
 
-    monkeypatch.setattr(train_stage, "Session", Planting)
+    monkeypatch.setattr(stage, "Session", Planting)

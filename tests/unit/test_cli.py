@@ -162,7 +162,7 @@ def load(*overrides: str) -> Config:
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     names = "demo demo-seeds pretrain collect panel import fit-world-model rules refine-world-model reflect relabel "
-    names += "clone fit-critic digi-q train loop evaluate audit audit-table ablate few-shot scale-sim "
+    names += "clone fit-critic digi-q learn-experience train loop evaluate audit audit-table ablate few-shot scale-sim "
     names += "compare serve report list doctor"
     assert list(STAGES) == names.split()
     assert len({stage.function for stage in STAGES.values()}) == len(STAGES)

@@ -145,6 +145,6 @@ def unanswered(dream: Trajectory, agent: LanguageModelAgent) -> tuple[str, ...]:
     """The action to which a dream's answer could not be read, which is in no turn; nothing where there is none."""
     if dream.stop is not StopReason.PREDICTION_INVALID or dream.trace is None:
         return ()
-    tokens = zip(dream.trace.ids, dream.trace.owners, dream.trace.turns, strict=True)
+    tokens = [*zip(dream.trace.ids, dream.trace.owners, dream.trace.turns, strict=True)][dream.trace.spans[-1][0] :]
     ids = [t for t, owner, turn in tokens if owner == Owner.AGENT and turn == len(dream.turns)]
     return (agent.chat.decode([t for t in ids if t != agent.chat.stop]).strip(),)

@@ -153,6 +153,16 @@ def test_a_copy_of_a_sharded_policy_is_refused() -> None:
         check(config)
 
 
+def test_summaries_need_room_and_what_reads_several_contexts() -> None:
+    config = replace(changed_config(dream={"max_turns": 128}), summary_tokens=64)
+    check(config)  # more turns than fit one context
+    with pytest.raises(UserError, match=r"summary_tokens=2020 .* no room .* policy\.context=2048"):
+        check(replace(config, summary_tokens=2020))
+    config.train.self_imitation = SelfImitationSettings(share=0.1)
+    with pytest.raises(UserError, match=r"set summary_tokens=0"):
+        check(config)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_can_be_run(name: str) -> None:
     steps = {"minibatches": 1} if name == "reinforce" else {}

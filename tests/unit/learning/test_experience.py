@@ -67,6 +67,25 @@ def episode(
 ONE = trace("SA", [0])
 
 
+def test_what_a_context_begins_with_answers_no_action() -> None:
+    """Predicted after nothing, it would teach to know the world by heart; and a summary to an action that the world
+    could not answer goes with that action."""
+    two = replace(trace("SEAEASAASESSEAEA", [0, 1, 2, 2, 2, 3]), segments=(8,))
+    played = episode([0, 0, 0, 1], trace=two, source=Source.REAL)
+    first, second = policy_rows([played])
+    assert first.observed.tolist() == [False] * 3 + [True] + [False] * 4
+    assert second.observed.tolist() == [False] * 6 + [True, False]
+    assert [int(row.episode) for row in (first, second)] == [0, 0]
+    assert not first.truncated
+    unanswered = replace(trace("SEAEASAASESSEA", [0, 1, 2, 2, 2]), segments=(8,))
+    (only,) = policy_rows([episode([0, 0], stop=C, trace=unanswered)])
+    assert only.ids.tolist() == list(range(100, 106))
+    assert only.truncated
+    assert [row.truncated.item() for row in policy_rows([episode([0, 0, 0, 1], stop=L, trace=two)])] == [False, True]
+    with pytest.raises(ValueError, match="segments"):
+        replace(two, segments=(8, 8))
+
+
 def acted(turns: int) -> Trace:
     """One token a turn."""
     return trace("S" + "AE" * turns, range(turns))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,23 @@ from imagination.loop.acting import Budget, Limits, act
 from imagination.loop.journal import Journal
 from imagination.rollout.play import Episode, Provenance
 from real_envs.env import Env, EnvFailure, StepResult, Task
-from real_envs.trajectory import Observation, Source, StopReason
+from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace
 
 EPISODES = [Episode(f"loop/1/t/{n}", Task("t", world_facts=("a lamp",)), "loop/1/t", seed=n) for n in range(6)]
+
+
+def test_the_contexts_of_an_episode_are_kept(tmp_path: Path) -> None:
+    """Read back as one context, its tokens would be trained after others than those they were sampled after."""
+    owners = (Owner.ENV, Owner.AGENT, Owner.ENV, Owner.AGENT)
+    trace = Trace((1, 2, 3, 4), owners, (None, -0.5, None, -0.25), (-1, 0, -1, 1), versions=(0, 0), segments=(2,))
+    journal = Journal(tmp_path / "journal")
+    journal.begin(EPISODES[0], "policy", Provenance(Source.REAL))
+    journal.reset(EPISODES[0].id, Observation("start"))
+    journal.ask(EPISODES[0].id, "go")
+    journal.answer(EPISODES[0].id, "go", StepResult(Observation("hall"), 0.0, False, False))
+    (played,) = journal.episodes()
+    journal.end(replace(played, trace=trace))
+    assert [episode.trace for episode in Journal(tmp_path / "journal").episodes()] == [trace]
 
 
 class Killed(BaseException):

@@ -12,7 +12,7 @@ import pytest
 
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Completion, Sampling
-from policy.lm.render import ChatFormat
+from policy.lm.render import SUMMARY_REQUEST, ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Observation, Owner, Trace, Turn
 
@@ -81,6 +81,35 @@ def test_an_episode_by_hand() -> None:
     none = (None,) * 4
     assert trace.logprobs == (*none, -1.0, -2.0, *none, -1.0, -2.0, -3.0)
     assert trace.temperature == 0.8
+
+
+def test_an_episode_in_two_contexts_by_hand() -> None:
+    """There is room for two turns and a summary after the first, not after the second: the policy is asked for one
+    before it reads HALL, and goes on with the task, the summary and HALL. It owns the summary where it wrote it, as an
+    action of its next turn, and not where it is repeated."""
+    engine = ScriptedEngine([*ids("go east"), END], [*ids("lamp"), END], [*ids("take"), END])
+    request = ids(SUMMARY_REQUEST)
+    first = ids("<|user|>", "ATTIC", "<|end|>", "<|assistant|>", "go east", "<|end|>")
+    asking = [*ids("<|user|>"), *request, *ids("<|end|>", "<|assistant|>")]
+    second = ids("<|user|>", "ATTIC", "<|end|>", "<|assistant|>", "lamp", "<|end|>")
+    said = ids("<|user|>", "HALL", "<|end|>", "<|assistant|>")
+    engine.context = len(first) + len(said) + 4 + 1 + len(asking) + 6 - 1  # a token too few
+    agent = LanguageModelAgent(engine, CHAT, max_action_tokens=4, temperature=0.8, summary_tokens=6)
+    actions, trace = play(engine, [Observation("ATTIC"), Observation("HALL")], agent=agent)
+    assert actions == ["go east", "take"]
+    lamp, take = [*ids("lamp"), END], [*ids("take"), END]
+    assert list(trace.ids) == [*first, *asking, *lamp, *second, *said, *take]
+    assert trace.owners == (
+        *(S, E, S, S, A, A), *(S,) * len(asking), *(A,) * 2,
+        *(S, E, S, S, S, S), *(S, E, S, S), *(A,) * 2,
+    )  # fmt: skip
+    assert [turn for turn in trace.turns if turn >= 0] == [0, 0, 1, 1, 1, 1]
+    assert trace.segments == (len(first) + len(asking) + 2,)
+    assert [asked[0] for asked in engine.asked] == [first[:4], [*first, *asking], [*second, *said]]
+    assert [asked[1].max_tokens for asked in engine.asked] == [4, 6, 4]
+    assert len(trace.versions) == 3
+    engine.script, engine.context = [[*ids("go east"), END], take], engine.context + 1
+    assert play(engine, [Observation("ATTIC"), Observation("HALL")], agent=agent)[1].segments == ()
 
 
 def test_text_that_does_not_retokenise_to_itself_keeps_its_sampled_ids() -> None:

@@ -123,6 +123,20 @@ def test_nan_stays_nan_where_it_is_a_diagnosis(tmp_path: Path) -> None:
     assert str(got.trace.logprobs[1]) == str(got.turns[0].info["entropy"]) == "nan"
 
 
+def test_a_shard_from_before_there_were_several_contexts_is_read(tmp_path: Path) -> None:
+    store = TrajectoryStore.create(tmp_path / "log", SPLITS)
+    store.append([episode("e", "tw-1", Turn("go", "Hall.", 0.0, False), trace=TRACE)])
+    kind = SCHEMA.field("trace").type
+    older = pa.struct([field for field in kind if field.name != "segments"])
+
+    def without(traces: list) -> list:
+        return [{key: value for key, value in trace.items() if key != "segments"} for trace in traces]
+
+    edit_shard(tmp_path / "log", 0, set_column("trace", without, older))
+    (got,) = read_all(tmp_path / "log")
+    assert got.trace == TRACE
+
+
 def test_a_split_has_its_own_tasks_only_and_the_order_of_appending(folder: Path) -> None:
     store = TrajectoryStore.open(folder)
     assert [t.id for t in store.read()] == ["a", "b", "c"]
