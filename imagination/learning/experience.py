@@ -79,8 +79,6 @@ def contexts(row: Row, segments: Sequence[int], number: int) -> list[Row]:
 
         a row of 10 tokens, segments (4, 8): rows of 4, 4 and 2 tokens, the last one truncated where the row is
     """
-    if not segments:
-        return [row]
     bounds = pairwise([0, *(begin for begin in segments if begin < len(row)), len(row)])
     cut = bool(row.truncated)
     return [row.part(a, b, episode=number, truncated=cut and b == len(row)) for a, b in bounds]
@@ -88,8 +86,7 @@ def contexts(row: Row, segments: Sequence[int], number: int) -> list[Row]:
 
 def one_an_episode(rows: Sequence[Row]) -> list[Row]:
     """A row of each episode that was played: enough for what is of turns."""
-    seen = {k if row.episode < 0 else f"episode {int(row.episode)}": row for k, row in enumerate(rows)}
-    return list(seen.values())
+    return list({int(row.episode): row for row in rows}.values())
 
 
 def group_numbers(episodes: Sequence[Trajectory]) -> dict[str, int]:

@@ -127,7 +127,7 @@ def judged(rows: Sequence[Row], name: str, values: Sequence[Sequence[float]]) ->
     return batch, [found[number] for number in sorted(found)]
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "istar"])  # refused with summaries
 def test_every_algorithm_judges_contexts_as_the_episode_that_they_are(name: str) -> None:
     """Cut or not, the same tokens have the same advantages, with a critic and across the cut, too."""
     _, played = rollouts()

@@ -155,8 +155,9 @@ def test_algorithms_that_only_add_up_are_marked() -> None:
     model = make_model()
     rows = [replace(row, anchors=[k, k + 1, 9], group=0, truncated=False) for k, row in enumerate(rows_of(model)[:2])]
     for name, member in ALGORITHMS.items():
+        steps = torch.zeros(2, 3) if name == "istar" else None  # of its process reward model
         early, late = (
-            credited(rows, member, value=0.1, shaped=torch.tensor(turns)).advantages
+            credited(rows, member, value=0.1, shaped=torch.tensor(turns), step_rewards=steps).advantages
             for turns in ([[1.0, 0.0, 0.0], [0.0, 0.25, 0.0]], [[0.0, 1.0, 0.0], [0.0, 0.0, 0.25]])
         )
         assert torch.equal(early, late) is member.advantage.adds_up, name
