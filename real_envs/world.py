@@ -79,6 +79,7 @@ class World(Protocol):
 
 GROUP = "imagination.envs"
 BUILT_IN = {
+    "agentdojo": "real_envs.worlds.agentdojo:AgentDojo",
     "agentgym": "real_envs.worlds.servers.agentgym:AgentGym",
     "alfworld": "real_envs.worlds.alfworld:Alfworld",
     "bfcl": "real_envs.worlds.bfcl:Bfcl",

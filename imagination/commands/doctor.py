@@ -188,7 +188,7 @@ def _worlds(options: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
             from real_envs.worlds.web.chromium import find_chromium
 
             return f"ready, with {find_chromium()}"
-        if name in ("alfworld", "bfcl") and not (settings or world.settings()).folder.is_dir():
+        if name in ("agentdojo", "alfworld", "bfcl") and not (settings or world.settings()).folder.is_dir():
             raise FileNotFoundError(f"there is no folder {(settings or world.settings()).folder}")
         if name in ("agentgym", "openenv"):
             return f"ready, with a server: env.options.url={(settings or world.settings()).url}"
@@ -197,6 +197,6 @@ def _worlds(options: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
         return "ready"
 
     for name in world_names():
-        group = "" if name in ("agentgym", "bfcl", "textworld") else f"[{name.replace('_', '-')}]"
+        group = "" if name in ("agentdojo", "agentgym", "bfcl", "textworld") else f"[{name.replace('_', '-')}]"
         extra = f"pip install 'imagination{group}'" if name in BUILT_IN else ""
         yield _tried(name, partial(check, name), extra, _BESIDE.get(name, ""))

@@ -20,7 +20,7 @@ from policy.agent import LanguageModelAgent
 from real_envs.env import TaskSet
 from real_envs.trajectory import Source, Trajectory
 from real_envs.worker_pool import real_interaction
-from worldmodel.evaluation.proportions import summarise
+from worldmodel.evaluation.proportions import noted, summarise
 from worldmodel.evaluation.transitions import audit_metrics
 
 REPLAYS = 24  # dreams of the trained policy that are replayed in the real game
@@ -62,6 +62,8 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
             episodes = await play_real(config, tasks, agent, version, which, split)
             run.add_rollouts("evaluate", _samples(episodes), which=which, split=split)
             results[f"{split}_tasks"] = summarise(episodes).success.to_json()
+            if notes := {name: share.to_json() for name, share in noted(episodes).items()}:
+                results[f"{split}_notes"] = notes
             played[f"{which}/{split}"] = episodes
         beginnings = [e for e in played[f"{which}/train"] if not e.stop.is_failure]  # as they were really seen
         starts = {e.task_id: Start(e.task_id, e.start) for e in beginnings}

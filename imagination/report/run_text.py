@@ -51,6 +51,9 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
         dream = f"; the dream believed {number(believed['success'])}" if believed and _measured(believed) else ""
         opening = f"On {where}, it" if sentences else f"{trained}real success on {where}"
         sentences += [f"{opening} {change}{dream}.", *([caveat] if caveat else [])]
+    for name, share in after.get("heldout_notes", {}).items():
+        earlier = before.get("heldout_notes", {}).get(name)
+        sentences.append(f"{name}, tasks it never trained on: {proportion(earlier)} before, {proportion(share)} after.")
     if not sentences and _measured(before["train_tasks"]):
         sentences.append(
             f"Before training, real success on training tasks is {proportion(before['train_tasks'])}; "

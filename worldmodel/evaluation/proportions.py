@@ -156,15 +156,29 @@ def summarise(trajectories: Iterable[Trajectory]) -> EpisodeSummary:
     episodes = list(trajectories)
     counted = [t for t in episodes if not t.stop.is_outage]
     turns = sum(len(t.own_turns) for t in counted)
-    by_task: dict[str, tuple[int, int]] = {}
-    for t in counted:
-        good, n = by_task.get(t.task_id, (0, 0))
-        by_task[t.task_id] = good + t.solved, n + 1
     return EpisodeSummary(
-        success=Proportion(sum(t.solved for t in counted), len(counted), len(episodes) - len(counted), by_task),
+        success=_share([(t.task_id, t.solved) for t in counted], len(episodes) - len(counted)),
         mean_turns=turns / len(counted) if counted else None,
         stops=dict(Counter(t.stop for t in episodes).most_common()),
     )
+
+
+def noted(trajectories: Iterable[Trajectory]) -> dict[str, Proportion]:
+    """How often each note that is true or false holds at the end of an episode, such as ``injected`` of AgentDojo, of
+    the episodes whose last turn has it."""
+    ends = [(t.task_id, t.turns[-1].info) for t in trajectories if t.turns and not t.stop.is_outage]
+    names = {name: None for _, info in ends for name, value in info.items() if isinstance(value, bool)}
+    return {
+        name: _share([(task, info[name]) for task, info in ends if isinstance(info.get(name), bool)]) for name in names
+    }
+
+
+def _share(hits: Sequence[tuple[str, Any]], failures: int = 0) -> Proportion:
+    by_task: dict[str, tuple[int, int]] = {}
+    for task, hit in hits:
+        good, n = by_task.get(task, (0, 0))
+        by_task[task] = good + bool(hit), n + 1
+    return Proportion(sum(bool(hit) for _, hit in hits), len(hits), failures, by_task)
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -55,9 +55,11 @@ def test_what_is_missing_has_the_command_that_helps(
     monkeypatch.setenv("CHROMIUM", "/no/such/browser")
     monkeypatch.setenv("IMAGINATION_NATIVE", "0")
     monkeypatch.setenv("BFCL_HOME", "/no/such/folder")
+    monkeypatch.setenv("AGENTDOJO_HOME", "/no/such/folder")
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     table = doctor(capsys)
     helps = {
+        "agentdojo": "pip install --no-deps --target",
         "bfcl": "pip install --no-deps --target",
         "gymnasium": "pip install 'imagination[gymnasium]'",
         "scienceworld": "pip install 'imagination[scienceworld]'",
