@@ -9,7 +9,8 @@ has one log, one world model, one clone. Its rules are mined from the log and ju
 dreams of the clone a mode, from the beginnings of held-out tasks, say how often turns contradict their own dream; and
 the clone is trained in dreams of each mode (``real``: in the real games; ``true-<part>``: without rules, one part
 answered by the real games, see ``partly_true.py``) by every training seed and then played on the held-out tasks.
-``sft`` clones all solved episodes of the log instead, by whatever agent, three times as long.
+``sft`` clones all solved episodes of the log instead, by whatever agent, three times as long; ``sft-repair`` goes on
+from there in dreams.
 
 What exists is not done again. Writes ``<out>/table.md`` after every part; ``--table`` only reads.
 """
@@ -69,8 +70,9 @@ GAMES = {  # in place of ``preset=<world>``
 }
 PANELS = {"demo": "mapreader", "gymnasium": "babyai"}  # of worlds that have another name there
 MODES = ("off", "refuse", "repair", "real")
-SFT = "sft"
+SFT, AFTER_SFT = "sft", "sft-repair"
 TRUE = tuple(f"true-{part}" for part in PARTS)
+ARMS = (AFTER_SFT, *MODES, *TRUE)
 DREAMS = 100
 PART = "rules_part.json"
 
@@ -79,7 +81,7 @@ def main() -> int:
     parser = study.make_parser(__doc__, "outputs/rules", [0, 1])
     parser.add_argument("--worlds", nargs="+", default=["demo", *GAMES, "gymnasium", "textworld"])
     parser.add_argument("--training-seeds", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--modes", nargs="+", choices=(*MODES, SFT, *TRUE), default=["off", "repair"])
+    parser.add_argument("--modes", nargs="+", choices=(SFT, *ARMS), default=["off", "repair"])
     options, settings = study.options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
 
     def make(world: str, seed: int) -> None:
@@ -109,14 +111,14 @@ def make_part(config: Config, folder: Path, seed: int, modes: Sequence[str], tra
     if "clone" not in part:
         part["clone"] = play_clone(config, path)["heldout_tasks"]
         keep()
-    if SFT in modes and SFT not in part:
+    if {SFT, AFTER_SFT} & {*modes} and SFT not in part:
         part[SFT] = _imitate_solved(config, path, path / SFT)
         keep()
     for mode in (mode for mode in modes if mode != SFT):
         mine = deepcopy(config)
         if mode in TRUE:
             mine.worldmodel.rules = "off"
-        elif mode != "real":
+        elif mode not in ("real", AFTER_SFT):
             mine.worldmodel.rules = mode  # type: ignore[assignment]
             if mode not in part["contradictions"]:
                 part["contradictions"][mode] = asyncio.run(_contradictions(mine, run))
@@ -128,7 +130,7 @@ def make_part(config: Config, folder: Path, seed: int, modes: Sequence[str], tra
             if name not in part["arms"]:
                 print(f"{folder.name}, seed {seed}: {name}", flush=True)
                 with _partly_true(mine, run, mode) if mode in TRUE else nullcontext():
-                    arm = train_arm(mine, path, path / name)
+                    arm = train_arm(mine, path / SFT if mode == AFTER_SFT else path, path / name)
                 part["arms"][name] = {key: arm[key] for key in ("heldout_tasks", "dream_success", "stopped_by")}
                 keep()
 
@@ -139,6 +141,10 @@ def _imitate_solved(config: Config, source: Path, there: Path) -> dict[str, Any]
     mine.clone.agents, mine.clone.solved_only, mine.clone.steps = [""], True, 3 * config.clone.steps
     for name in (name for name in ("games", "log", "tokenizer", "models") if (source / name).exists()):
         shutil.copytree(source / name, there / name, dirs_exist_ok=True)
+    known = RunFolder(source, config.seed).summary
+    RunFolder(there, config.seed).update(
+        {key: known[key] for key in ("world_model_form", "best_return") if key in known}
+    )
     study.run_once(mine, there, clone)
     return dict(play_clone(mine, there)["heldout_tasks"])
 
@@ -184,7 +190,7 @@ def write_table(out: Path) -> str:
     parts = [json.loads(path.read_text()) for path in sorted(out.glob(f"*/seed-*/{PART}"))]
     head = ["world", "seed", "rules (that refuse)", "of held-back turns they answer", "wrongly"]
     head += ["contradicting turns, off / refuse / repair", "cloned"]
-    head += ["solved episodes cloned", "off", "refuse", "repair", "real games"]
+    head += ["solved episodes cloned", "and then dreams", "off", "refuse", "repair", "real games"]
     head += [f"true {part}" for part in PARTS]
     return study.write_files(out, table=study.markdown(head, map(_row, parts)))
 
@@ -192,9 +198,8 @@ def write_table(out: Path) -> str:
 def _row(part: dict[str, Any]) -> list[object]:
     rules, share = part["rules"], part["rules"]["answered"] / max(1, part["rules"]["turns"])
     rates = [_rate(part["contradictions"].get(mode)) for mode in MODES[:3]]
-    arms = [
-        _arms([arm for name, arm in part["arms"].items() if name.startswith(f"{mode}-")]) for mode in (*MODES, *TRUE)
-    ]
+    of_mode = {mode: [arm for name, arm in part["arms"].items() if name.startswith(f"{mode}-")] for mode in ARMS}
+    arms = list(map(_arms, of_mode.values()))
     return [
         part["world"],
         part["seed"],
