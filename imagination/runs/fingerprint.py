@@ -35,7 +35,7 @@ READS = {
     "relabel": (*_LOG, "worldmodel.refusals", "hindsight"),
     "clone": _CLONE,
     "fit_critic": (*_CLONE, "algorithm", "dream.max_turns", "train.reward_tiers", "critic", *_PROMPT),
-    "digi_q": (*_CLONE, "digi_q"),
+    "digi_q": (*_CLONE, *_PROMPT, "digi_q"),
     "train": _TRAIN,
     "loop": (*_TRAIN, "loop"),
     "learn_experience": (*_CLONE, *_PROMPT, "dream", "learn_experience"),
