@@ -145,7 +145,7 @@ def _row(tokens: Tokens, trajectory: Trajectory, weights: Sequence[float]) -> Ro
     )
 
 
-Metric = Literal["exact", "diff_f1"]
+Metric = Literal["exact", "diff_f1", "behr", "embedding"]
 Parsed = tuple[str, float, bool]  # observation, reward, end
 
 
@@ -169,13 +169,15 @@ def diff_f1(before: str, predicted: str, true: str) -> float:
     return 2 * matched / changes if changes else 1.0
 
 
-def verifiable_reward(metric: Metric, before: str, predicted: Parsed | None, turn: Turn) -> float:
+def verifiable_reward(metric: Metric, before: str, predicted: Parsed | None, turn: Turn, similar: float = 0.0) -> float:
     """What a prediction earns, in [0, 1].
 
     Args:
         metric: ``exact`` pays 1 for the right observation, reward and end together. ``diff_f1`` pays ``diff_f1`` of the
-            observation where reward and end are right, and nothing where they are not: a dream lives on them.
+            observation where reward and end are right, and nothing where they are not: a dream lives on them. ``behr``
+            and ``embedding`` pay ``similar`` there.
         predicted: ``None`` for text that is no prediction, which earns nothing.
+        similar: how like the true observation the predicted one is, in [0, 1], as a model judges it.
 
     Raises:
         ValueError: the turn's reward was not measured.
@@ -184,6 +186,7 @@ def verifiable_reward(metric: Metric, before: str, predicted: Parsed | None, tur
         raise ValueError("a turn whose reward nobody measured cannot verify a prediction")
     if predicted is None or not same_reward(predicted[1], turn.reward) or predicted[2] != turn.terminated:
         return 0.0
-    if metric == "exact":
-        return float(predicted[0].strip() == turn.observation.strip())
+    right = predicted[0].strip() == turn.observation.strip()
+    if metric != "diff_f1":
+        return float(right) if metric == "exact" or right else similar
     return diff_f1(before, predicted[0], turn.observation)

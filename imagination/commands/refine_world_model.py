@@ -39,6 +39,7 @@ from policy.lm.engine import Completion, ContextFull, Engine, EngineFailure, Sam
 from policy.lm.render import ChatFormat
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, Trajectory, Turn
+from worldmodel.evaluation.behaviour import behaviour_similarity, embedding_distances
 from worldmodel.formats.full import TransitionFormat, prompt_tokens
 from worldmodel.objective import Parsed, transition_weights, verifiable_reward, world_model_rows
 from worldmodel.text import parse_completion
@@ -129,6 +130,7 @@ def _train(session: Session, algorithm: Algorithm) -> None:
         log=train,
         weights=transition_weights(train, config.worldmodel.rarity),
         config=config,
+        similar=_similar(session),
         on_answer=bar.count,
     )
     module = PolicyModule(
@@ -149,6 +151,38 @@ def _train(session: Session, algorithm: Algorithm) -> None:
     trainer = make_trainer(run, NAME, bar, module.done, max(1, settings.updates // 5))
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     save_checkpoint(model, chat.tokenizer, run.model(CANDIDATE))
+
+
+def _similar(session: Session) -> Callable[[Sequence[tuple[_Asked, str]]], list[float]] | None:
+    """How like the true observation a predicted one is, for a metric that a frozen model decides."""
+    settings, run = session.config.refine, session.run
+    if settings.metric == "behr":
+        policy = session.policy(settings.policy)
+        context = context_of(policy.model, session.config.policy)
+
+        def behaves(asked: Sequence[tuple[_Asked, str]]) -> list[float]:
+            further = [(k, one, text) for k, (one, text) in enumerate(asked) if one.index + 1 < len(one.episode.turns)]
+            questions = [
+                ((one.episode.start, turns[:-1], turns[-1].action), text, one.turn.observation)
+                for _, one, text in further
+                for turns in [one.episode.turns[: one.index + 2]]
+            ]
+            found = behaviour_similarity(policy.model, policy.chat, questions, context)
+            alike = [0.0] * len(asked)  # of a last turn, where nobody acts any more
+            for (k, _, _), value in zip(further, found, strict=True):
+                alike[k] = value
+            return alike
+
+        return behaves
+    if settings.metric == "embedding":
+        model, chat = load_model(run.model("worldmodel"), "fit-world-model", session.config.worldmodel)
+
+        def means_the_same(asked: Sequence[tuple[_Asked, str]]) -> list[float]:
+            far = embedding_distances(model, chat, [(text, one.turn.observation) for one, text in asked])
+            return [float(distance <= settings.distance) for distance in far]
+
+        return means_the_same
+    return None
 
 
 def grpo(config: Config) -> AlgorithmSettings:
@@ -192,6 +226,7 @@ class Answers:
     # how often each turn of each episode is asked about, relative to others; 0 for unmeasured rewards
     weights: Sequence[Sequence[float]]
     config: Config
+    similar: Callable[[Sequence[tuple[_Asked, str]]], list[float]] | None = None  # of predicted texts, in [0, 1]
     on_answer: Callable[[], None] | None = None
 
     def update(self, index: int) -> Update:
@@ -251,15 +286,24 @@ class Answers:
         self, questions: Sequence[_Asked], answers: Sequence[tuple[list[int], list[Completion | None]]]
     ) -> tuple[list[Row], dict[str, float]]:
         settings = self.config.refine
-        rewards, groups, valid, malformed, exact = [], [], [], 0, 0
+        groups, valid = [], []
+        judged: list[tuple[_Asked, Parsed | None]] = []
         for number, (one, (_, completions)) in enumerate(zip(questions, answers, strict=True)):
             for completion in completions:
-                predicted = None if completion is None else self._read(one, completion)
-                rewards.append(verifiable_reward(settings.metric, one.before, predicted, one.turn))
-                exact += verifiable_reward("exact", one.before, predicted, one.turn) == 1
-                malformed += completion is not None and predicted is None
+                judged.append((one, None if completion is None else self._read(one, completion)))
                 groups.append(number)
                 valid.append(completion is not None)
+        similar = [0.0] * len(judged)
+        if self.similar is not None:
+            read = [(k, one, predicted[0]) for k, (one, predicted) in enumerate(judged) if predicted is not None]
+            for (k, _, _), value in zip(read, self.similar([(one, text) for _, one, text in read]), strict=True):
+                similar[k] = value
+        rewards = [
+            verifiable_reward(settings.metric, one.before, predicted, one.turn, alike)
+            for (one, predicted), alike in zip(judged, similar, strict=True)
+        ]
+        exact = sum(verifiable_reward("exact", one.before, predicted, one.turn) == 1 for one, predicted in judged)
+        malformed = sum(known and predicted is None for (_, predicted), known in zip(judged, valid, strict=True))
         # groups of equal answers have no gradient, and are not in the share of logged episodes either
         useful = informative(torch.tensor(rewards), torch.tensor(groups), torch.tensor(valid)).tolist()
         every = [(ids, completion) for ids, completions in answers for completion in completions]

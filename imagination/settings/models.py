@@ -126,8 +126,11 @@ class RefineSettings:
     turns: int = 64  #: logged turns per update, rare ones more often (worldmodel.rarity)
     group_size: int = 8  #: predictions per turn
     #: reward of a prediction; exact is 1 for the right text, reward and termination; diff_f1 is the F1 score of changed
-    #: lines, for long pages
-    metric: Literal["exact", "diff_f1"] = "exact"
+    #: lines, for long pages; behr is near 1 where a frozen policy's next logged action stays as likely (BehR);
+    #: embedding is 1 where the text means nearly the same to the world model before (RWML)
+    metric: Literal["exact", "diff_f1", "behr", "embedding"] = "exact"
+    policy: str = "policy-clone"  #: folder in models/ of the frozen policy of behr
+    distance: float = 0.2  #: largest cosine distance of embeddings that pays
     lr: float = 1e-4  #: learning rate of AdamW
     minibatches: int = 1  #: optimiser steps per update
     #: share of logged episodes among the rows of an update, trained by cross-entropy as before

@@ -72,6 +72,16 @@ def test_a_half_trained_world_model_gets_better(half_trained: Path, tmp_path: Pa
     assert lines[0]["expert_loss"] > 0  # logged episodes take part
 
 
+@pytest.mark.parametrize("metric", ["behr", "embedding"])
+def test_a_frozen_model_judges_what_is_predicted(half_trained: Path, tmp_path: Path, metric: str) -> None:
+    run, config = Path(shutil.copytree(half_trained, tmp_path / "run")), half_trained_settings()
+    shutil.copytree(run / "models/worldmodel", run / "models/policy-clone")
+    config.refine.metric, config.refine.updates = metric, 2  # type: ignore[assignment]
+    refine_world_model(config, run)
+    for line in RunFolder(run, 0).metrics("refine_world_model"):
+        assert line["exact_sampled"] <= line["reward"] <= 1  # what is exact pays 1, what is similar something
+
+
 def test_a_spoiled_world_model_takes_nobodys_place(half_trained: Path, tmp_path: Path) -> None:
     run, config = Path(shutil.copytree(half_trained, tmp_path / "run")), half_trained_settings()
     before = version(run / "models/worldmodel")

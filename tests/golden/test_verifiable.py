@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from real_envs.trajectory import Turn
-from worldmodel.objective import diff_f1, verifiable_reward
+from worldmodel.objective import Metric, diff_f1, verifiable_reward
 
 TEXTS = st.lists(st.sampled_from(["a", "b", "c", " c ", ""]), max_size=6).map("\n".join)
 
@@ -67,6 +67,15 @@ def test_a_wrong_reward_or_end_earns_nothing_however_right_the_text() -> None:
         assert verifiable_reward(metric, "A lamp.", None, turn) == 0
     assert verifiable_reward("exact", "A lamp.", ("You take a lamp.", 1.0, True), turn) == 0
     assert verifiable_reward("diff_f1", "A lamp.", ("You take a lamp.", 1.0, True), turn) == 0.5
+
+
+@pytest.mark.parametrize("metric", ["behr", "embedding"])
+def test_what_a_model_finds_similar_pays_where_reward_and_end_are_right(metric: Metric) -> None:
+    turn = Turn("take lamp", "You take the lamp.", 1.0, True)
+    assert verifiable_reward(metric, "", ("You take the lamp. ", 1.0, True), turn, similar=0.0) == 1
+    assert verifiable_reward(metric, "", ("You take a lamp.", 1.0, True), turn, similar=0.75) == 0.75
+    assert verifiable_reward(metric, "", ("You take a lamp.", 0.0, True), turn, similar=1.0) == 0
+    assert verifiable_reward(metric, "", ("You take a lamp.", 1.0, False), turn, similar=1.0) == 0
 
 
 def test_an_unmeasured_reward_verifies_nothing() -> None:

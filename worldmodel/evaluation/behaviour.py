@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from policy.lm.batch import by_length
-from policy.lm.forward import hidden_before, token_logits
+from policy.lm.forward import encode, hidden_before, token_logits
 from policy.lm.render import ChatFormat, policy_prompt
 from real_envs.trajectory import Owner, Trajectory, Turn
 from worldmodel.evaluation.intervals import clusters, estimate, ratio
@@ -56,6 +56,36 @@ def action_logprobs(
             logprobs_of[i] = sum(logprobs[position : position + sizes[i]])
             position += sizes[i]
     return logprobs_of
+
+
+def behaviour_similarity(
+    model: Any, chat: ChatFormat, asked: Sequence[tuple[Question, str, str]], context: int
+) -> list[float]:
+    """``exp(-|log pi(a | predicted state) - log pi(a | true state)|)`` of a frozen policy, in [0, 1]: how little its
+    next action changes (BehR, arXiv 2604.13824, there a difference without the exponent).
+
+    Args:
+        asked: start, history and next logged action; the observation that was predicted in place of the history's last;
+            and the true one. What does not fit ``context`` has 0.
+    """
+    questions: list[Question] = []
+    for (start, history, action), *texts in asked:
+        questions += [(start, (*history[:-1], replace(history[-1], observation=text)), action) for text in texts]
+    found = iter(action_logprobs(model, chat, questions, context))
+    pairs = list(zip(found, found, strict=True))
+    return [0.0 if a is None or b is None else math.exp(-abs(a - b)) for a, b in pairs]
+
+
+@torch.no_grad()
+def embedding_distances(model: Any, chat: ChatFormat, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """``1 - cos`` of two texts' mean last hidden states under a frozen causal LM, in [0, 2] (RWML, arXiv 2602.05842,
+    which takes a model of embeddings)."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    means: dict[str, torch.Tensor] = {}
+    for text in texts:
+        ids = torch.tensor([chat.encode(text) or [chat.stop]], device=next(model.parameters()).device)
+        means[text] = encode(model, ids, torch.ones_like(ids)).states.float().mean(0)
+    return [1 - float(torch.cosine_similarity(means[a], means[b], dim=0)) for a, b in pairs]
 
 
 def behaviour_metrics(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -9,7 +11,12 @@ from policy.lm.render import ChatFormat, policy_prompt
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.asking import TOKENIZER
 from tests.support.engines import CONTEXT, MODEL
-from worldmodel.evaluation.behaviour import action_logprobs, behaviour_metrics
+from worldmodel.evaluation.behaviour import (
+    action_logprobs,
+    behaviour_metrics,
+    behaviour_similarity,
+    embedding_distances,
+)
 from worldmodel.evaluation.transitions import Judged
 from worldmodel.world_model import Prediction
 
@@ -43,6 +50,32 @@ def test_log_probs_of_whole_actions() -> None:
     long = ("x" * CONTEXT, [], "a")
     assert action_logprobs(MODEL, CHAT, [long, questions[0]], CONTEXT)[0] is None
     assert action_logprobs(MODEL, CHAT, [], CONTEXT) == []
+
+
+def test_similarity_of_behaviour_by_a_plain_loop() -> None:
+    history = [turn("go", "DARK"), turn("look", "?")]
+    pairs = [("A lamp.", "A door."), ("A door.", "A door.")]
+    wanted = []
+    for texts in pairs:
+        scores = [plain("HALL", [history[0], turn("look", text)], "take it") for text in texts]
+        wanted.append(math.exp(-abs(scores[0] - scores[1])))
+    asked = [(("HALL", history, "take it"), *texts) for texts in pairs]
+    found = behaviour_similarity(MODEL, CHAT, asked, CONTEXT)
+    assert found == pytest.approx(wanted, abs=1e-3)
+    assert found[1] == 1.0
+    long = ("x" * CONTEXT, history, "a")
+    assert behaviour_similarity(MODEL, CHAT, [(long, "b", "b")], CONTEXT) == [0.0]
+
+
+def test_distances_of_embeddings_by_hand() -> None:
+    with torch.no_grad():
+        states = [
+            MODEL.model(input_ids=torch.tensor([CHAT.encode(text)])).last_hidden_state[0].mean(0)
+            for text in ("A lamp.", "A red door.")
+        ]
+    wanted = 1 - float(states[0] @ states[1] / (states[0].norm() * states[1].norm()))
+    found = embedding_distances(MODEL, CHAT, [("A lamp.", "A red door."), ("A lamp.", "A lamp."), ("", "A lamp.")])
+    assert found[:2] == pytest.approx([wanted, 0.0], abs=1e-4)
 
 
 def test_behr_by_a_plain_loop() -> None:
