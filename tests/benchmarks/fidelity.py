@@ -136,7 +136,9 @@ def _world_model(config: Config, base: Path, folder: Path, variant: Variant) -> 
     """A run with the base's games, tokenizer and clone, its own log, and a world model fitted to that."""
     if variant.axis == "rules":  # the same world model
         if not (folder / "summary.json").exists():
-            shutil.copytree(base, folder, ignore=shutil.ignore_patterns("trained", "audit*", "summary.json"))
+            shutil.copytree(
+                base, folder, ignore=shutil.ignore_patterns("trained", "audit*", "summary.json"), dirs_exist_ok=True
+            )
             shutil.copy(base / "summary.json", folder)
         return
     run = RunFolder(folder, config.seed)
