@@ -67,7 +67,7 @@ def digi_q(config: Config, folder: Path) -> None:
 
         prompts = [batch.ids[i, :t].tolist() for i, t in batch.learned.nonzero().tolist()]
         count = min(settings.states or len(prompts), len(prompts))
-        chosen = sorted(random.Random(seed).sample(range(len(prompts)), count))
+        chosen = sorted(random.Random(derive_seed("states", seed)).sample(range(len(prompts)), count))
         sampling = Sampling(config.max_action_tokens, chat.stop)
         engine = session.engines.make(model, chat, context)
         played = asyncio.run(_sample(engine, [prompts[k] for k in chosen], sampling, settings.candidates, seed))

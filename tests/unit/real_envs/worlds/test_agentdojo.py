@@ -41,7 +41,7 @@ def test_the_true_calls_solve_each_request_and_follow_nobody_else(game: AgentDoj
     for suite in SUITES:
         attacks = list(game._suites[suite].injection_tasks)
         for k, user in enumerate(game._suites[suite].user_tasks):
-            for injection in ("", attacks[k % len(attacks)]):
+            for injection in ("",) if k % 3 else ("", attacks[k % len(attacks)]):
                 last = by_plan(game, game.reset(task(suite, user, injection)))[-1]
                 assert (last.reward, last.terminated) == (1.0, True), (suite, user, injection)
                 assert dict(last.info) == ({INJECTED: False} if injection else {}), (suite, user, injection)
