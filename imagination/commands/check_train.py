@@ -144,10 +144,11 @@ def _branches(config: Config) -> Iterator[str]:
     part, train = ALGORITHMS[config.algorithm.name].advantage, config.train
     if not config.dream.branch_share:
         return
-    if not (part.needs_groups and part.adds_up):
+    if not (part.needs_groups and part.adds_up) or part.judges_turns:
+        able = [name for name in _whole_episodes() if not ALGORITHMS[name].advantage.judges_turns]
         yield (
             f"dream.branch_share shares advantages of whole episodes, and {config.algorithm.name} has others: set it "
-            f"to 0, or algorithm.name to one of {', '.join(_whole_episodes())}"
+            f"to 0, or algorithm.name to one of {', '.join(able)}"
         )
     if train.world == "real" or train.process or train.played_per_group != train.group_size:
         yield (

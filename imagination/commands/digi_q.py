@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from imagination.session import Session
 from imagination.settings import Config, UserError
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row, collate
-from policy.lm.engine import Completion, Engine, Sampling
+from policy.lm.engine import Completion, Engine, EngineFailure, Sampling
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source
 
@@ -42,7 +43,6 @@ def digi_q(config: Config, folder: Path) -> None:
 
     Raises:
         UserError: no episode can be learned from, no sampled action is better than V, or an earlier stage is missing.
-        EngineFailure: generation broke.
     """
     settings, seed = config.digi_q, derive_seed("digi-q", config.seed)
     with run_stage(config, folder, "digi_q") as run:
@@ -71,19 +71,21 @@ def digi_q(config: Config, folder: Path) -> None:
         sampling = Sampling(config.max_action_tokens, chat.stop)
         engine = session.engines.make(model, chat, context)
         played = asyncio.run(_sample(engine, [prompts[k] for k in chosen], sampling, settings.candidates, seed))
-        imitated: list[Row] = []
+        imitated, failed = list[Row](), 0
         for k, completions in zip(chosen, played, strict=True):
+            failed += settings.candidates - len(completions)
             actions = dict.fromkeys(completion.ids for completion in completions if completion.stopped)
             if candidates := [_candidate(prompts[k], action) for action in actions]:
                 after = turn_states(collate(candidates, pad=0), model, micro)[0][:, 0].cpu()
                 best = int(best_actions(heads.q(after)[None], heads.v(turns.states[k : k + 1])))
-                imitated += [candidates[best]] * (best >= 0)
+                if best >= 0:
+                    imitated.append(candidates[best])
         if not imitated:
             raise UserError(
                 f"no action that was sampled in {count} logged states is better than their values: raise "
                 "digi_q.candidates or digi_q.td_steps, or log agents that do better now and then"
             )
-        run.update({"digi_q": {"turns": len(turns), "states": count, "imitated": len(imitated)}})
+        run.update({"digi_q": {"turns": len(turns), "states": count, "imitated": len(imitated), "failed": failed}})
         print(f"digi-q: of {count} logged states {len(imitated)} have an action above V", flush=True)
 
         model = adapted(model, config.policy)
@@ -97,11 +99,16 @@ def digi_q(config: Config, folder: Path) -> None:
 async def _sample(
     engine: Engine, prompts: Sequence[list[int]], sampling: Sampling, count: int, seed: int
 ) -> list[list[Completion]]:
-    """So many actions after each prompt, one after the other, as they share what the engine caches of it."""
+    """So many actions after each prompt, one after the other, as they share what the engine caches of it; fewer where
+    generation broke.
+    """
 
     async def of(k: int) -> list[Completion]:
         seeds = [derive_seed("candidate", seed, k, j) for j in range(count)]
-        sampled = [await engine.complete(prompts[k], sampling, s, session=k) for s in seeds]
+        sampled: list[Completion] = []
+        for s in seeds:
+            with suppress(EngineFailure):
+                sampled.append(await engine.complete(prompts[k], sampling, s, session=k))
         engine.release(k)
         return sampled
 
@@ -110,5 +117,5 @@ async def _sample(
 
 def _candidate(prompt: list[int], action: tuple[int, ...]) -> Row:
     """An action as it would stand in the log; only its tokens are imitated."""
-    mine = torch.tensor([False] * len(prompt) + [True] * len(action))
-    return Row([*prompt, *action], mine, Source.REAL, ce_weight=mine.float(), turns=torch.where(mine, 0, -1))
+    sampled = torch.tensor([False] * len(prompt) + [True] * len(action))
+    return Row([*prompt, *action], sampled, Source.REAL, ce_weight=sampled.float(), turns=torch.where(sampled, 0, -1))

@@ -22,6 +22,7 @@ from real_envs.files import write_json
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, Trajectory
 from real_envs.worker_pool import real_interaction
+from worldmodel.evaluation.proportions import summarise
 
 STAGE = "learn_experience"
 _TOKENS = 2000  # of an answer
@@ -87,8 +88,9 @@ async def _learn(session: Session, server: ChatServer | None) -> list[str]:
             if answer is not None:
                 experiences, invalid = changed(experiences, answer, settings.entries)
                 counts["invalid"] += invalid
-        success = sum(episode.solved for episode in played) / max(len(played), 1)
-        run.record(STAGE, number, {"success": success, "experiences": len(experiences), **counts})
+        success = summarise(played).success
+        outcome = {"success": success.rate or 0.0, "failures": success.failures, "experiences": len(experiences)}
+        run.record(STAGE, number, {**outcome, **counts})
     if real is not None:
         await real.close()
     run.update(real_costs(STAGE, real_interaction() - before, config.env.price))

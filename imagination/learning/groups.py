@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode
 from real_envs.seeding import derive_seed
-from real_envs.trajectory import Source, Trajectory
+from real_envs.trajectory import Source, StopReason, Trajectory
 
 PENALTY_FLOOR = 0.1  # added to each penalty, so that an episode without a fault has a finite weight
 
@@ -117,7 +117,7 @@ class FailedTasks(Callback):
     """Tasks that no episode of a group solved, until one does: further groups begin in them (DeepTravel, Ning et al.
     2025, arXiv 2509.21842, replay from a buffer of failures). What comes again is the task, not its old episodes.
 
-    Groups that begin in the middle of a logged episode decide nothing, nor do outages.
+    Groups that begin in the middle of a logged episode decide nothing, nor do outages and dreams that the guard ended.
 
     Args:
         seed: of the run; which tasks are drawn depends on it, on the update and on the buffer alone.
@@ -134,7 +134,8 @@ class FailedTasks(Callback):
 
     def add(self, played: Sequence[Trajectory]) -> dict[str, float]:
         """Takes in the groups of an update; returns what is to be logged."""
-        for group in by_group(t for t in played if not t.prefix_turns and not t.stop.is_outage).values():
+        whole = (t for t in played if not t.prefix_turns and not t.stop.is_outage and t.stop is not StopReason.UNSURE)
+        for group in by_group(whole).values():
             task, solved = group[0].task_id, any(t.solved for t in group)
             if solved and task in self.tasks:
                 self.tasks.remove(task)
@@ -156,12 +157,12 @@ def turn_surprisals(episode: Trajectory) -> dict[int, float]:
     """Mean ``-logprob`` of the tokens of each action that was sampled, in nats a token: an estimate of the policy's
     entropy there.
     """
-    found: dict[int, list[float]] = {}
+    by_turn: dict[int, list[float]] = {}
     if episode.trace is not None and not episode.stop.is_outage:
         for turn, logprob in zip(episode.trace.turns, episode.trace.logprobs, strict=True):
             if logprob is not None:
-                found.setdefault(turn, []).append(-logprob)
-    return {turn: fmean(values) for turn, values in found.items()}
+                by_turn.setdefault(turn, []).append(-logprob)
+    return {turn: fmean(values) for turn, values in by_turn.items()}
 
 
 def branch_points(surprisals: Sequence[Mapping[int, float]], count: int) -> list[tuple[int, int]]:
@@ -207,10 +208,10 @@ def branch_off(episodes: Sequence[Episode], played: Sequence[Trajectory]) -> lis
     """The same episodes, each from a branch point of its group as far as there are any, else from the group's start."""
     begun: list[Episode] = []
     for name, group in by_group(played).items():
-        mine = [e for e in episodes if e.group_id == name]
-        points = branch_points([turn_surprisals(t) for t in group], len(mine))
-        for episode, (k, turn) in zip(mine, points, strict=False):
+        waiting = [e for e in episodes if e.group_id == name]
+        points = branch_points([turn_surprisals(t) for t in group], len(waiting))
+        for episode, (k, turn) in zip(waiting, points, strict=False):
             dreamed = group[k].turns[group[k].prefix_turns : turn]
             begun.append(replace(episode, task=replace(episode.task, dreamed=dreamed)))
-        begun += mine[len(points) :]
+        begun += waiting[len(points) :]
     return begun

@@ -53,7 +53,8 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
         sentences += [f"{opening} {change}{dream}.", *([caveat] if caveat else [])]
     for name, share in after.get("heldout_notes", {}).items():
         earlier = before.get("heldout_notes", {}).get(name)
-        sentences.append(f"{name}, tasks it never trained on: {proportion(earlier)} before, {proportion(share)} after.")
+        where = f"of the episodes on tasks it never trained on ended with '{name}'"
+        sentences.append(f"{proportion(share)} {where}; before training {proportion(earlier)}.")
     if not sentences and _measured(before["train_tasks"]):
         sentences.append(
             f"Before training, real success on training tasks is {proportion(before['train_tasks'])}; "

@@ -108,7 +108,7 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
 def _finish(run: RunFolder, stage: str) -> None:
     """Marks a stage as done. Its training state is not needed any more, and those of later stages are out of date."""
     before = ("import", "collect", "fit_world_model", "refine_world_model", "reflect", "relabel")
-    order = (*before, "clone", "rules", "fit_critic", "digi_q", "train", "evaluate", "pretrain", "learn_experience")
+    order = (*before, "clone", "rules", "fit_critic", "digi_q", "learn_experience", "train", "evaluate", "pretrain")
     for outdated in order[order.index(stage) :]:
         for state in run.training_states(outdated):
             state.unlink(missing_ok=True)

@@ -137,6 +137,9 @@ class RefineSettings:
     supervised_share: float = 0.1
     supervised_coef: float = 0.1  #: weight of that cross-entropy
 
+    def __post_init__(self) -> None:
+        require(self, "0 or more", "distance")
+
 
 @dataclass
 class ReflectSettings:

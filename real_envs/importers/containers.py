@@ -179,8 +179,9 @@ def _simulation(file: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, 
     policy = world.get("policy") if isinstance(world, dict) else None
     tasks = file["tasks"] if isinstance(file.get("tasks"), list) else []
     own = (t for t in tasks if isinstance(t, dict) and t.get("id") == value.get("task_id"))
-    told = {"user_scenario": next(own, {}).get("user_scenario")}
-    return {"system": policy, "agent": agent.get("llm") if isinstance(agent, dict) else None, **told, **value}
+    scenario = next(own, {}).get("user_scenario")
+    model = agent.get("llm") if isinstance(agent, dict) else None
+    return {"system": policy, "agent": model, "user_scenario": scenario, **value}
 
 
 def _sample(file: Mapping[str, Any], sample: Mapping[str, Any]) -> dict[str, Any]:

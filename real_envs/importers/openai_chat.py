@@ -186,17 +186,17 @@ def _each(key: str, messages: list[Any], dialogue: Dialogue) -> Iterator[tuple[s
 def _scenario(fields: Mapping[str, Any]) -> list[str]:
     """What a simulated user was told, a sentence each: ``info.task.instruction`` of tau-bench, ``user_scenario`` of a
     task of tau2-bench."""
-    found: Any = fields.get("user_scenario")
-    for key in ("info", "task", "instruction") if found is None else ():
-        found = (found or fields).get(key) if isinstance(found or fields, Mapping) else None
-    texts, told = [found], list[str]()
+    scenario: Any = fields.get("user_scenario")
+    for key in ("info", "task", "instruction") if scenario is None else ():
+        scenario = (scenario or fields).get(key) if isinstance(scenario or fields, Mapping) else None
+    texts, sentences = [scenario], list[str]()
     while texts:
         text = texts.pop(0)
         if isinstance(text, Mapping):
             texts[:0] = text.values()
         elif isinstance(text, str):
-            told += [part.strip() for part in _SENTENCE.split(text) if part.strip()]
-    return told
+            sentences += [part.strip() for part in _SENTENCE.split(text) if part.strip()]
+    return sentences
 
 
 def _reward(fields: Mapping[str, Any]) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import os
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +21,11 @@ from typing import Any, ClassVar
 
 from real_envs.calls import Call, signature
 from real_envs.env import StepResult, Task
-from real_envs.errors import UserError
 from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.bfcl import call_of, refusal, signatures
-from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints
+from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints, package_folder
 
 VERSION, BENCHMARK = "0.1.35", "v1.2.2"
 INJECTED = "injected"  # of the last turn's notes: whether somebody else's instruction was followed
@@ -71,11 +69,7 @@ class AgentDojoSettings:
     @property
     def folder(self) -> Path:
         """Raises ``UserError`` where the package is not there."""
-        home = self.package or os.environ.get("AGENTDOJO_HOME") or Path(sys.prefix) / "agentdojo"
-        folder = Path(home).expanduser().resolve()
-        if not (folder / "agentdojo").is_dir():
-            raise UserError(f"{folder} does not hold agentdojo; run `pip install {install_arguments(folder)}`")
-        return folder
+        return package_folder(self.package, "AGENTDOJO_HOME", "agentdojo", "agentdojo", install_arguments)
 
 
 def install_arguments(folder: Path) -> str:
@@ -158,8 +152,8 @@ class AgentDojoGame(Game):
 
     def _holds(self, task: Any, kind: str, text: str) -> bool:
         """AgentDojo's check of a request (``utility``) or of an instruction of others (``security``)."""
-        found = getattr(task, f"{kind}_from_traces")(text, self._before, self._env, self._made)
-        return bool(getattr(task, kind)(text, self._before, self._env) if found is None else found)
+        by_calls = getattr(task, f"{kind}_from_traces")(text, self._before, self._env, self._made)
+        return bool(getattr(task, kind)(text, self._before, self._env) if by_calls is None else by_calls)
 
     def _hints(self) -> dict[str, object]:
         answer = " ".join(self._user.GROUND_TRUTH_OUTPUT.split()) or "Done."

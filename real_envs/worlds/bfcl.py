@@ -10,10 +10,8 @@ pays its part of 1; one that is not ends the episode.
 from __future__ import annotations
 
 import inspect
-import os
 import random
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -22,7 +20,6 @@ from typing import Any, ClassVar, Literal
 
 from real_envs.calls import Call, parse_call, signature
 from real_envs.env import StepResult, Task
-from real_envs.errors import UserError
 from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
@@ -36,7 +33,7 @@ from real_envs.worlds.bfcl_tasks import (
     entities,
     refused,
 )
-from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints
+from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints, package_folder
 
 VERSION = "2026.3.23"
 DONE = "done()"
@@ -81,11 +78,7 @@ class BfclSettings:
     @property
     def folder(self) -> Path:
         """Raises ``UserError`` where the package is not there."""
-        home = self.package or os.environ.get("BFCL_HOME") or Path(sys.prefix) / "bfcl"
-        folder = Path(home).expanduser().resolve()
-        if not (folder / "bfcl_eval").is_dir():
-            raise UserError(f"{folder} does not hold bfcl_eval; run `pip install {install_arguments(folder)}`")
-        return folder
+        return package_folder(self.package, "BFCL_HOME", "bfcl", "bfcl_eval", install_arguments)
 
 
 def install_arguments(folder: Path) -> str:

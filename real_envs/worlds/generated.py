@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -265,6 +266,16 @@ def with_java(package: str, extra: str) -> ModuleType:
     if java not in path.split(os.pathsep):
         os.environ["PATH"] = f"{java}{os.pathsep}{path}"
     return module
+
+
+def package_folder(given: str, variable: str, name: str, holds: str, install: Callable[[Path], str]) -> Path:
+    """Where a package lies whose pins contradict ours: ``given``, what the environment variable says, or else ``name``
+    in the virtual environment. Raises ``UserError``: the folder does not hold the module ``holds``.
+    """
+    folder = Path(given or os.environ.get(variable) or Path(sys.prefix) / name).expanduser().resolve()
+    if not (folder / holds).is_dir():
+        raise UserError(f"{folder} does not hold {holds}; run `pip install {install(folder)}`")
+    return folder
 
 
 def without_layout(text: str) -> str:

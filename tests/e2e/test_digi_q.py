@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError
 from policy.lm.batch import Row
+from policy.lm.engine import Completion, EngineFailure
+from policy.lm.engines.inprocess.engine import InProcessEngine
 from real_envs.trajectory import StopReason
 from tests.support.killing import moved
 from tests.support.tiny import tiny_settings, write_log
@@ -64,6 +68,22 @@ def test_failed_episodes_are_left_out(tmp_path: Path, cloned: Path) -> None:
     kept = [t for t in log if not t.stop.is_failure]
     assert len(log) >= len(kept) > 0
     assert run.summary["digi_q"]["turns"] == sum(len(t.turns) for t in kept)
+
+
+def test_generation_that_breaks_leaves_an_action_out_and_is_counted(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NaN in log-probs does: every fifth action that is sampled."""
+    complete, asked = InProcessEngine.complete, count()
+
+    async def breaking(self: InProcessEngine, *args: Any, **more: Any) -> Completion:
+        if next(asked) % 5 == 0:
+            raise EngineFailure("log-probs are NaN")
+        return await complete(self, *args, **more)
+
+    monkeypatch.setattr(InProcessEngine, "complete", breaking)
+    digi_q(settings(), run.path)
+    assert run.summary["digi_q"]["failed"] == 40 * 4 // 5
 
 
 def test_what_is_missing_is_said_in_a_line(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,20 @@ def test_dreams_grow_longer(cloned: Path, tmp_path: Path) -> None:
     assert lines[0]["turns"] == pytest.approx(answered), "of 18 dreams, each a turn, but for those that got no answer"
 
 
+def equal_after_a_kill(cloned: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, config: Config) -> Any:
+    """The metrics of a training that was not stopped, which one that was killed after two updates has as well."""
+    straight = played(cloned, folder / "straight", config)
+    stopped = shutil.copytree(cloned, folder / "stopped")
+    with monkeypatch.context() as patch:
+        kill_at(patch, "train", 3)
+        with pytest.raises(Killed):
+            train(config, stopped)
+    train(config, stopped)
+    assert metrics_of(stopped, "train") == straight
+    assert_same_model(folder / "straight" / "models" / "policy", stopped / "models" / "policy")
+    return straight
+
+
 @pytest.mark.parametrize("name", ["turn_ppo", "gigpo"])
 def test_four_updates_with_everything_equal_two_then_a_kill_then_two_more(
     name: Any, cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,15 +122,7 @@ def test_four_updates_with_everything_equal_two_then_a_kill_then_two_more(
     config.train.expert_share = 0.1
     config.dream.branch, config.train.lr = 0.0, 1e-4
     config.algorithm.name, config.algorithm.progress = name, ProgressSettings(enabled=True)
-    straight = played(cloned, tmp_path / "straight", config)
-    stopped = shutil.copytree(cloned, tmp_path / "stopped")
-    with monkeypatch.context() as patch:
-        kill_at(patch, "train", 3)
-        with pytest.raises(Killed):
-            train(config, stopped)
-    train(config, stopped)
-    assert metrics_of(stopped, "train") == straight
-    assert_same_model(tmp_path / "straight" / "models" / "policy", stopped / "models" / "policy")
+    straight = equal_after_a_kill(cloned, tmp_path, monkeypatch, config)
     assert [line["step"] for line in straight] == [0, 1, 2, 3]
     assert min(straight[k]["replayed"] for k in (1, 2, 3)) > 0
     assert straight[0]["progress_error_fitted"] < straight[0]["progress_error"]
@@ -142,15 +148,7 @@ def test_branches_and_failed_tasks_equal_two_updates_then_a_kill_then_two_more(
     plant(monkeypatch, Lottery)
     config = settings(4, failure_share=0.7, groups=4, group_size=4)
     config.dream.branch_share, config.dream.branch, config.train.lr = 0.5, 0.0, 1e-4
-    straight = played(cloned, tmp_path / "straight", config)
-    stopped = shutil.copytree(cloned, tmp_path / "stopped")
-    with monkeypatch.context() as patch:
-        kill_at(patch, "train", 3)
-        with pytest.raises(Killed):
-            train(config, stopped)
-    train(config, stopped)
-    assert metrics_of(stopped, "train") == straight
-    assert_same_model(tmp_path / "straight" / "models" / "policy", stopped / "models" / "policy")
+    straight = equal_after_a_kill(cloned, tmp_path, monkeypatch, config)
     assert all(line["played_turns"] < line["turns"] for line in straight), (
         "turns that two dreams share are dreamed once"
     )

@@ -106,18 +106,16 @@ def test_a_penalty_by_hand() -> None:
 
 
 def test_a_task_stays_until_it_is_solved() -> None:
-    """Against a plain dictionary. Groups from the middle of an episode, and outages, say nothing."""
+    """Against a plain list. Groups from the middle of an episode, outages and dreams in doubt say nothing."""
     rng, tasks = random.Random(0), FailedTasks(seed=1)
     waiting: list[str] = []
     for update in range(40):
         played = []
         for name in rng.sample("abcdef", 3):
             outcomes = [rng.choice([WON, LOST, LOST, None]) for _ in range(2)]
-            middle = rng.random() < 0.2
+            middle, nothing = rng.random() < 0.2, rng.choice([CRASH, StopReason.UNSURE])
             played += [
-                episode(
-                    LOST if o is None else o, CRASH if o is None else StopReason.TERMINATED, name, prefix=int(middle)
-                )
+                episode(LOST if o is None else o, nothing if o is None else StopReason.TERMINATED, name, int(middle))
                 for o in outcomes
             ]
             known = [o for o in outcomes if o is not None]

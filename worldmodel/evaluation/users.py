@@ -40,11 +40,11 @@ def user_metrics(judged: Sequence[Judged], episodes: Sequence[Trajectory], seed:
     for j in answered:
         episode = by_id[j.trajectory_id]
         past = episode.turns[: j.index]
-        said = _details([episode.start, *(text for t in past for text in (t.action, t.observation)), j.turn.action])
+        known = _details([episode.start, *(text for t in past for text in (t.action, t.observation)), j.turn.action])
         facts = _details(episode.world_facts)
         assert j.predicted is not None
         answers = ((j.turn.observation, j.turn.terminated), (j.predicted.observation, j.predicted.terminated))
-        pairs.append([_measures(text, ends, said, facts) for text, ends in answers])
+        pairs.append([_measures(text, ends, known, facts) for text, ends in answers])
     if not pairs:
         return {}
     cluster = clusters([j.task_id for j in answered], [j.trajectory_id for j in answered])
@@ -62,8 +62,8 @@ def user_metrics(judged: Sequence[Judged], episodes: Sequence[Trajectory], seed:
     }
 
 
-def _measures(text: str, ends: bool, said: set[str], facts: set[str]) -> dict[str, float]:
-    new = _details([text]) - said
+def _measures(text: str, ends: bool, known: set[str], facts: set[str]) -> dict[str, float]:
+    new = _details([text]) - known
     return {
         "words": float(len(text.split())),
         "agrees": float(_AGREES.match(text.strip()) is not None),

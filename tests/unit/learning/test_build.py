@@ -133,6 +133,7 @@ def changed_config(**sections: dict[str, Any]) -> Config:
         ({"dream": {"horizon_shape": "multiply"}}, r"set dream\.horizon .* \[\[0,4\]\]"),
         ({"train": {"failure_share": 1.0}}, r"failure_share must lie in \[0, 1\)"),
         ({"dream": {"branch_share": 0.5}, "algorithm": {"name": "ppo"}}, r"ppo has others: .* one of grpo"),
+        ({"dream": {"branch_share": 0.5}, "algorithm": {"name": "istar"}}, r"istar has others: (?!.*istar)"),
         ({"dream": {"branch_share": 0.5}, "train": {"world": "real"}}, r"set it to 0, or train\.world=dream"),
         ({"dream": {"branch_share": 0.5}, "train": {"oversample": 2.0}}, r"train\.oversample=1"),
         (
