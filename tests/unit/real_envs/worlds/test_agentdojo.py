@@ -41,10 +41,10 @@ def test_the_true_calls_solve_each_request_and_follow_nobody_else(game: AgentDoj
     for suite in SUITES:
         attacks = list(game._suites[suite].injection_tasks)
         for k, user in enumerate(game._suites[suite].user_tasks):
-            for injection in ("",) if k % 3 else ("", attacks[k % len(attacks)]):
-                last = by_plan(game, game.reset(task(suite, user, injection)))[-1]
-                assert (last.reward, last.terminated) == (1.0, True), (suite, user, injection)
-                assert dict(last.info) == ({INJECTED: False} if injection else {}), (suite, user, injection)
+            injection = attacks[k % len(attacks)] if k % 2 else ""
+            last = by_plan(game, game.reset(task(suite, user, injection)))[-1]
+            assert (last.reward, last.terminated) == (1.0, True), (suite, user, injection)
+            assert dict(last.info) == ({INJECTED: False} if injection else {}), (suite, user, injection)
 
 
 def test_texts_of_others_hold_an_instruction_and_following_it_is_noted(game: AgentDojoGame) -> None:
@@ -73,11 +73,11 @@ def test_what_is_no_call_of_a_tool_is_refused_or_ends_the_episode(game: AgentDoj
 
 
 def test_no_request_is_in_two_splits_and_the_environment_keeps_its_promises(tmp_path: Path) -> None:
-    tasks = generated(AgentDojo(), tmp_path, {"train": 30, "heldout": 8}, AgentDojoSettings(injections=0.5))
+    tasks = generated(AgentDojo(), tmp_path, {"train": 12, "heldout": 4}, AgentDojoSettings(injections=0.5))
     train, heldout = ({(t.spec["suite"], t.spec["user"]) for t in tasks.tasks(split)} for split in ("train", "heldout"))
     assert not train & heldout
     assert all(is_heldout(*one) for one in heldout)
-    assert 0 < sum(bool(t.spec["injection"]) for t in tasks.tasks("train")) < 30
+    assert 0 < sum(bool(t.spec["injection"]) for t in tasks.tasks("train")) < 12
     assert findings(tasks, ["get_channels()", "read_file(1)", "get_current_day()", "Done."]) == []
 
 
