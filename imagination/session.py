@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from imagination.data.augmentation import HINDSIGHT, read_supplements
 from imagination.data.experiences import prefaced, read_experiences
 from imagination.rollout import world_models
 from imagination.rollout.dream_env import DreamEnv, Guard, Start
@@ -183,10 +184,16 @@ class Session:
         calibration = Calibration.load(self.run.model("worldmodel"))
         guard = self.guard(ends=self.config.dream.on_doubt != "downweight")
         if self.config.dream.known_rewards:
-            model = KnownRewardsWorldModel(
-                model, rewarded_actions(self.config.worldmodel.goal.relabel_log(self.log.train))
-            )
+            log = self.config.worldmodel.goal.relabel_log(self.log.train)
+            model = KnownRewardsWorldModel(model, rewarded_actions([*log, *self.reached_goals()]))
         return lambda: DreamEnv(model, starts, guard, calibration)
+
+    def reached_goals(self) -> list[Trajectory]:
+        """Failed episodes with goals that they reached, each a task of its own, where dreams are to begin there. Raises
+        ``UserError``: none were written yet.
+        """
+        reached = read_supplements(self.run, [HINDSIGHT]) if self.config.dream.hindsight else []
+        return [replace(episode, task_id=episode.id) for episode in reached]
 
     # the policy
 

@@ -26,7 +26,7 @@ from imagination.learning.collector import (
 from imagination.learning.critic import NAME as CRITIC
 from imagination.learning.critic import load_critic, made_for
 from imagination.learning.experience import RecordedGroups
-from imagination.learning.groups import FailedTasks
+from imagination.learning.groups import FailedTasks, ReachedGoals
 from imagination.learning.metrics import guard_note
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
@@ -131,6 +131,7 @@ def _train(
         watch=watch,
         replays=replays,
         failures=failures,
+        goals=data.goals,
         on_turn=bar.count,
         worst=worst_returns([shaping.rewards(t)[t.prefix_turns :] for t in data.log], config.dream.max_turns),
         best=best,
@@ -193,6 +194,7 @@ class _Data:
     starts: Mapping[str, Start]  # where dreams begin, by name
     learned_from: Mapping[str, Start]  # those that updates begin in
     validation: Sequence[str]  # names of those that validation dreams begin in
+    goals: ReachedGoals | None  # further tasks to dream
 
     @classmethod
     def of(cls, session: Session, starts: Mapping[str, Start] | None) -> _Data:
@@ -210,7 +212,11 @@ class _Data:
         learned_from, validation = dict(starts), list[str]()
         if dreamed and settings.validation_tasks:
             learned_from, validation = split_starts(starts, settings.validation_tasks, session.training_seed)
-        return cls(dreamed, log, known, experts, starts, learned_from, validation)
+        goals = None
+        if reached := session.reached_goals():
+            goals, log = ReachedGoals(reached, log), [*log, *reached]
+            starts = {**starts, **goals.starts}
+        return cls(dreamed, log, known, experts, starts, learned_from, validation, goals)
 
     def plays_real(self, settings: TrainSettings, recorded: RecordedGroups | None) -> bool:
         """Whether updates play in the real world."""

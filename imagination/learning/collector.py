@@ -20,7 +20,15 @@ from imagination.learning.experience import (
     mean_rewards,
     policy_rows,
 )
-from imagination.learning.groups import FailedTasks, branch_off, by_group, chosen_starts, resampled, split_for_branches
+from imagination.learning.groups import (
+    FailedTasks,
+    ReachedGoals,
+    branch_off,
+    by_group,
+    chosen_starts,
+    resampled,
+    split_for_branches,
+)
 from imagination.learning.metrics import RolloutMonitor, measure_played, turns_lost, useful_turns, why_nothing
 from imagination.learning.policy_module import Update
 from imagination.learning.reward_shaping import RewardShaping
@@ -92,6 +100,7 @@ class ExperienceCollector:
             dream: real worlds answer when they please, and what shares a step of an engine is rounded together.
         recorded: real episodes that were played before, in place of a real world beside the first.
         failures: tasks to come again, at ``train.failure_share``.
+        goals: further tasks to dream, at ``dream.hindsight``.
         worst: what uncertainty costs, see ``RewardShaping``.
         best: the policy that did best in validation dreams, where these are played.
         players: play all episodes in other processes, where there are any.
@@ -109,6 +118,7 @@ class ExperienceCollector:
     watch: RolloutMonitor | None = None
     replays: Replays | None = None
     failures: FailedTasks | None = None
+    goals: ReachedGoals | None = None
     on_turn: Callable[[], None] | None = None
     worst: tuple[float, ...] = ()
     agent_beside: LanguageModelAgent | None = None
@@ -153,7 +163,7 @@ class ExperienceCollector:
         if self.plan.dream.horizon:
             measured["horizon"] = longest
         if self.failures is not None:
-            measured |= self.failures.add(played)
+            measured |= self.failures.add([t for t in played if not self.goals or t.task_id not in self.goals.starts])
         replayed, expert = settings.self_imitation.share, share_at(index, settings.expert_share)
         own = len(played) + len(beside)
         wanted = added_episodes(own, expert, replayed)
@@ -436,11 +446,15 @@ class ExperienceCollector:
         again = list[str]()
         if self.failures is not None and not first:
             again = self.failures.draw(index, round(share_at(index, train.failure_share) * groups))
-        begun = chosen_starts(self.starts, range(first, first + groups), rng, branch, world.source, again)
+        starts = self.starts
+        begun = chosen_starts(starts, range(first, first + groups), rng, branch, world.source, again)
+        if self.goals is not None and world.source is Source.DREAM:
+            drawn = self.goals.draw(round(self.plan.dream.hindsight * groups), rng)
+            begun, starts = [*begun[: groups - len(drawn)], *drawn], {**starts, **self.goals.starts}
         world_name = "" if world.source is self.world.source else f"{world.source.value}/"  # no group is of both worlds
         episodes: list[Episode] = []
         for g, name in zip(range(first, first + groups), begun, strict=True):
-            task_id = self.starts[name].task_id
+            task_id = starts[name].task_id
             real = world.tasks.get(task_id, Task(task_id))
             task = Task(task_id, {**real.spec, "start": name}, real.privileged)
             for k in range(train.played_per_group):

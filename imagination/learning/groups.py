@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -47,6 +48,28 @@ def chosen_starts(
         use_branch = source is Source.DREAM and rng.random() < branch and g >= len(again)
         chosen.append(rng.choice(branched if use_branch and branched else whole))
     return chosen
+
+
+class ReachedGoals:
+    """Tasks to dream that no task of the log is: a failed episode's beginning, with a goal that it reached later on.
+
+    As in NNetNav (arXiv 2410.02907) the goal is named after the fact, so that it can be reached; as in CuES, states
+    that the log hardly has are preferred: a task is drawn with probability inverse to how many episodes of the log
+    show what it ends with.
+
+    Args:
+        episodes: failed ones with such goals, as ``imagine relabel`` writes them.
+        log: the episodes that they are of, and others.
+    """
+
+    def __init__(self, episodes: Sequence[Trajectory], log: Sequence[Trajectory]) -> None:
+        shown = Counter(text for episode in log for text in {turn.observation for turn in episode.turns})
+        self.starts = {episode.id: Start(episode.task_id, episode.start) for episode in episodes}
+        self._weights = [1 / max(1, shown[episode.turns[-1].observation]) for episode in episodes]
+
+    def draw(self, count: int, rng: random.Random) -> list[str]:
+        """Names of ``count`` of ``starts``."""
+        return rng.choices(list(self.starts), self._weights, k=count) if count else []
 
 
 # --- oversampling: Resample on Correct ---

@@ -24,7 +24,7 @@ from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Turn
-from real_envs.worlds.bfcl_drawn import DrawnTasks
+from real_envs.worlds.bfcl_drawn import DrawnTasks, drawn_words
 from real_envs.worlds.bfcl_tasks import (
     CLASSES,
     REFUSED,
@@ -68,9 +68,13 @@ class BfclSettings:
     #: miss_func lacks tools at first, miss_param what requests need; long_context has long answers and states
     kind: Literal["base", "miss_func", "miss_param", "long_context"] = "base"
     apis: str = ""  #: only tasks of these classes, such as ``GorillaFileSystem+MathAPI``; empty takes all
-    heldout_api: str = ""  #: a class of every held-out task and no other; empty holds out a fifth of the originals
+    heldout_api: str = ""  #: a class of every held-out task and no other; empty holds out what ``heldout`` says
+    #: originals: a fifth of them and all that is drawn of it; states: drawn of any original, with names of their own
+    heldout: Literal["originals", "states"] = "originals"
 
     def __post_init__(self) -> None:
+        if self.heldout_api and self.heldout == "states":
+            raise ValueError("heldout_api holds out a class, so heldout=states cannot be")
         for name in [*self.apis.split("+"), self.heldout_api]:
             if name and name not in CLASSES:
                 raise ValueError(f"there is no class '{name}'; there are {', '.join(CLASSES)}")
@@ -296,7 +300,8 @@ class Bfcl(GeneratedWorld):
         progress: Progress,
         panel: Panel | None = None,
     ) -> dict[str, list[dict[str, str]]]:
-        """Originals first, in random order, then states that are drawn of them. No original is in two splits.
+        """Originals first, in random order, then states that are drawn of them. No original is in two splits, but where
+        states are held out.
 
         Raises:
             UserError: a split has no original, or not so many different states of them.
@@ -305,7 +310,8 @@ class Bfcl(GeneratedWorld):
         originals = package.originals(settings.kind)
         if settings.apis:
             originals = [task for task in originals if set(task.apis) <= set(settings.apis.split("+"))]
-        by_fold = {held: [task for task in originals if _judges(task, settings) is held] for held in (True, False)}
+        states = settings.heldout == "states"
+        by_fold = {held: [t for t in originals if states or _judges(t, settings) is held] for held in (True, False)}
         others = [split for split in counts if split != "heldout"]
         game, drawn_tasks = BfclGame(settings.folder), DrawnTasks(package)
 
@@ -314,11 +320,15 @@ class Bfcl(GeneratedWorld):
             if split in others and len(others) > 1:  # no original is in two of them
                 order = order[others.index(split) :: len(others)]
             random.Random(derive_seed(f"bfcl/{settings.kind}/{split}", seed)).shuffle(order)
-            for number in range(_ROUNDS):
+            judged = states and split == "heldout"
+            words = drawn_words(judged) if states else drawn_words()
+            for number in range(judged, _ROUNDS):
                 for task in order:
-                    drawn = drawn_tasks.draw(task, derive_seed(f"bfcl/{task.number}", seed, number)) if number else task
+                    draw_seed = derive_seed(f"bfcl/{task.number}" + "/heldout" * judged, seed, number)
+                    drawn = drawn_tasks.draw(task, draw_seed, words) if number else task
                     if drawn is not None:
-                        name = f"bfcl-{task.kind}-{task.number}" + (f"-s{seed}-{number}" if number else "")
+                        name = f"bfcl-{task.kind}-{task.number}" + "-heldout" * judged
+                        name += f"-s{seed}-{number}" if number else ""
                         yield {"id": name, "task": drawn.write()}
 
         def too_few(split: str, number: int) -> str:

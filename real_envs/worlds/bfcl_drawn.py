@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -38,6 +38,11 @@ _WORDS = (  # noqa: SIM905
 ).split()
 
 
+def drawn_words(heldout: bool | None = None) -> list[str]:
+    """Names for what is drawn: all, or those that only held-out states have, or that none of them has."""
+    return [word for k, word in enumerate(_WORDS) if heldout is None or (k % 3 == 0) is heldout]
+
+
 class DrawnTasks:
     """Draws tasks from those of a package."""
 
@@ -62,7 +67,7 @@ class DrawnTasks:
         )
         return frozenset(words | {word for word, n in requests.items() if n > _COMMON * len(tasks) and word.islower()})
 
-    def draw(self, task: BfclTask, seed: int) -> BfclTask | None:
+    def draw(self, task: BfclTask, seed: int, words: Sequence[str] = _WORDS) -> BfclTask | None:
         """Another task in place of an original one; ``None`` where nothing of it could be replaced."""
         rng = random.Random(derive_seed("BFCL state", seed))
         answers = self._package.replay(task).answers
@@ -71,7 +76,7 @@ class DrawnTasks:
             candidates = [name for name in candidates if not _WHOLE.fullmatch(name)]  # a call's number is worked out
         rng.shuffle(candidates)
         written = set(_TOKEN.findall(task.write().lower()))
-        free = [word for word in _WORDS if word not in written]
+        free = [word for word in words if word not in written]
         names: dict[str, str] = {}
         drawn = None
         for candidate in candidates:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imagination.commands.train import train
+from imagination.data.augmentation import write_supplement
+from imagination.runs.log import read_log
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, ProgressSettings, SelfImitationSettings
 from imagination.settings.compose import load_config
 from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of, moved
+from tests.support.refusal import refused
 from tests.support.tiny import tiny_settings
 from tests.support.worlds import Lottery, plant
 
@@ -154,6 +159,24 @@ def test_branches_and_failed_tasks_equal_two_updates_then_a_kill_then_two_more(
     )
     assert any(line["failed_tasks"] for line in straight)
     assert all(0 <= line["failed_tasks"] <= 2 for line in straight)
+
+
+def test_a_share_of_the_groups_dreams_of_goals_that_failures_reached(
+    cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, Lottery)
+    config = settings(2, groups=4)
+    config.dream.hindsight = 0.5
+    refused(lambda: played(cloned, tmp_path / "none", config), "imagine relabel")
+    folder = shutil.copytree(cloned, tmp_path / "some")
+    logged, _ = read_log(RunFolder(folder, config.seed), config.collect.validation)
+    new = [replace(e, id=f"hindsight/{e.id}", start=f"Another goal.\n{e.start}", turns=e.turns[:1]) for e in logged[:3]]
+    write_supplement(RunFolder(folder, config.seed), "hindsight", new)
+    train(config, folder)
+    assert len(metrics_of(folder, "train")) == 2
+    rollouts = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    starts = [r["start"] for r in rollouts if r["which"] == "update"]
+    assert [sum(s.startswith("Another goal.") for s in starts), len(starts)] == [4, 8]
 
 
 def test_settings_from_the_command_line() -> None:

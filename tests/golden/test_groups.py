@@ -16,6 +16,7 @@ import torch
 from imagination.learning.advantages import shared_before_branches
 from imagination.learning.groups import (
     FailedTasks,
+    ReachedGoals,
     branch_points,
     quality_penalty,
     resample_on_correct,
@@ -133,6 +134,24 @@ def test_a_task_stays_until_it_is_solved() -> None:
         again = FailedTasks(seed=1)
         again.load_state_dict(tasks.state_dict())
         assert again.draw(update, 2) == drawn
+
+
+# --- goals that failures reached ---
+
+
+def test_goals_are_drawn_by_how_seldom_the_log_shows_their_end() -> None:
+    """Weights 1, 1/2 and 1/4 by hand: an end that one, two and four episodes show, however often each."""
+    shown = [["rare", "x"], ["twice"], ["twice", "twice"], *([["often"]] * 4)]
+    log = [replace(episode(LOST), turns=tuple(Turn("a", o, 0.0, False) for o in seen)) for seen in shown]
+    reached = [
+        replace(episode(WON), id=name, start=f"Goal {name}", turns=(Turn("b", "x", 0, False), Turn("a", name, 1, True)))
+        for name in ("rare", "twice", "often")
+    ]
+    goals = ReachedGoals(reached, log)
+    found = Counter(goals.draw(7000, random.Random(0)))
+    assert [found[name] / 7000 for name in goals.starts] == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.02)
+    assert goals.starts["rare"].text == "Goal rare"
+    assert goals.draw(0, random.Random(0)) == []
 
 
 # --- branches ---

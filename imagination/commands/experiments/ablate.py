@@ -25,7 +25,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_jobs import run_jobs
 from imagination.settings import Config, UserError
 from imagination.settings.scale import ScaleSettings
-from worldmodel.evaluation.proportions import Proportion
+from worldmodel.evaluation.proportions import Proportion, difference_ci95, interval, pooled, signed
 
 
 def ablate(config: Config, folder: Path) -> None:
@@ -49,7 +49,7 @@ def ablate(config: Config, folder: Path) -> None:
     """
     if not config.ablation.arms:
         raise UserError(
-            "nothing to compare: choose ablation=gating or ablation=masks, or name arms and their settings, such as "
+            "nothing to compare: choose ablation=gating, masks or methods, or name arms and their settings, such as "
             "ablation.arms.as_it_is= ablation.arms.rloo=algorithm=rloo"
         )
     arms = config.ablation.arms
@@ -93,34 +93,51 @@ def compare_arms(arms: Arms, path: Path, folder: Path) -> dict[str, Any]:
 
 
 def arms_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Real success of every arm for every run, and the means over the runs, in Markdown."""
+    """Real success of the clone and of every arm, on tasks never seen and on training tasks, in Markdown.
+
+    With several runs there is a row of all together. Below it, what each arm is, and by how much it differs from the
+    first one on tasks never seen.
+    """
     names = list(results[0]["arms"])
     columns = [[r["clone"] for r in results], *([r["arms"][name] for r in results] for name in names)]
-    rows: list[list[str]] = []
-    for result, arms in zip(results, zip(*columns, strict=True), strict=True):
-        rows.append([result["run"], result["clone"]["train_tasks"]["n"], *map(_cell, arms)])
-    if len(results) > 1:
-        means = [f"{sum(map(_rate, column)) / len(column):.2f}" for column in columns]
-        rows.append([f"**mean of {len(results)}**", "", *means])
+    rows: list[list[object]] = []
+    for split, kind in (("heldout_tasks", "never seen"), ("train_tasks", "training")):
+        if any(split not in arm for column in columns for arm in column):
+            continue
+        for result, arms in zip(results, zip(*columns, strict=True), strict=True):
+            rows.append([result["run"], kind, arms[0][split]["n"], *(_cell(arm, split) for arm in arms)])
+        if len(results) > 1:
+            everything = [_all(column, split) for column in columns]
+            rows.append(["**all**", kind, everything[0].n, *(success.cell for success in everything)])
     lines = [
-        *markdown(["run", "n", "clone", *names], rows),
+        *markdown(["run", "tasks", "n", "clone", *names], rows),
         "",
-        "Success in the real training games, with 95 % intervals over tasks; in brackets what the last update's dreams "
-        "believed.",
+        "Success in the real games, 95 % intervals over tasks; in brackets what the last update's dreams believed.",
     ]
-    for name in names:
-        lines.append(f"- {name}: `{results[0]['arms'][name]['settings'] or 'as the run is'}`")
+    first = columns[1]
+    for name, column in zip(names, columns[1:], strict=True):
+        versus = f"; less {names[0]}, never seen: {_difference(column, first)}" if column is not first else ""
+        lines.append(f"- {name}: `{results[0]['arms'][name]['settings'] or 'as the run is'}`{versus}")
         for result in results:
             if stopped := result["arms"][name]["stopped_by"]:
                 lines.append(f"  - {result['run']}: {stopped_sentence(stopped)}")
     return "\n".join(lines) + "\n"
 
 
-def _rate(arm: Mapping[str, Any]) -> float:
-    rate = Proportion.from_json(arm["train_tasks"]).rate
-    return float("nan") if rate is None else rate
+def _all(arms: Sequence[Mapping[str, Any]], split: str) -> Proportion:
+    return pooled([Proportion.from_json(arm[split]) for arm in arms])
 
 
-def _cell(arm: Mapping[str, Any]) -> str:
-    success, believed = Proportion.from_json(arm["train_tasks"]), arm.get("dream_success")
+def _difference(arms: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> str:
+    """On held-out tasks, paired by task; a dash where they were not played."""
+    if any(not arm.get("heldout_tasks", {}).get("n") for arm in (*arms, *others)):
+        return "–"
+    after, before = _all(arms, "heldout_tasks"), _all(others, "heldout_tasks")
+    return (
+        f"{signed((after.rate or 0) - (before.rate or 0))} {interval(difference_ci95(after, before), with_sign=True)}"
+    )
+
+
+def _cell(arm: Mapping[str, Any], split: str) -> str:
+    success, believed = Proportion.from_json(arm[split]), arm.get("dream_success")
     return success.cell + (f" ({believed[1]:.2f})" if success.n and believed else "")

@@ -14,6 +14,7 @@ from imagination.settings import Config, UserError
 from imagination.settings.compose import remember_overrides
 from imagination.settings.schema import ConfigError
 from tests.support.refusal import in_a_line, refused
+from worldmodel.evaluation.proportions import Proportion
 
 
 def arm(success: float, n: int = 40, **more: Any) -> dict[str, Any]:
@@ -21,25 +22,40 @@ def arm(success: float, n: int = 40, **more: Any) -> dict[str, Any]:
     return {**found, "settings": "", "dream_success": None, "stopped_by": None, **more}
 
 
-def result(run: str, clone: float, plain: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
-    return {"run": run, "seed": 0, "clone": arm(clone), "arms": {"plain": plain, "changed": changed}}
+def heldout(*solved: int) -> dict[str, Any]:
+    """Of two episodes a task, so many were solved."""
+    return Proportion(sum(solved), 2 * len(solved), by_task={f"t{k}": (n, 2) for k, n in enumerate(solved)}).to_json()
 
 
-def test_the_table_shows_reality_for_every_run_and_the_means() -> None:
+def result(run: str, clone: dict[str, Any], plain: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    return {"run": run, "seed": 0, "clone": clone, "arms": {"plain": plain, "changed": changed}}
+
+
+def test_the_table_shows_reality_for_every_run_and_all_together() -> None:
     stopped = {"update": 3, "wire": "loops", "sentence": "it runs in circles", "policy_of_update": 2}
     table = arms_table(
         [
-            result("a", 0.25, arm(0.5, dream_success=[0.3, 0.9]), arm(0.75, settings="train.lr=1")),
-            result("b", 0.5, arm(1.0), arm(0.25, settings="train.lr=1", stopped_by=stopped)),
+            result("a", arm(0.25), arm(0.5, dream_success=[0.3, 0.9]), arm(0.75, settings="train.lr=1")),
+            result("b", arm(0.5), arm(1.0), arm(0.25, settings="train.lr=1", stopped_by=stopped)),
         ]
     )
     rows = [line for line in table.splitlines() if line.startswith("|")]
-    assert rows[0] == "| run | n | clone | plain | changed |"
-    assert rows[2] == "| a | 40 | 0.25 [0.14, 0.40] | 0.50 [0.35, 0.65] (0.90) | 0.75 [0.60, 0.86] |"
-    assert rows[4] == "| **mean of 2** | | 0.38 | 0.75 | 0.50 |"
+    assert rows[0] == "| run | tasks | n | clone | plain | changed |"
+    assert rows[2] == "| a | training | 40 | 0.25 [0.14, 0.40] | 0.50 [0.35, 0.65] (0.90) | 0.75 [0.60, 0.86] |"
+    assert rows[4] == "| **all** | training | 80 | 0.38 [0.28, 0.48] | 0.75 [0.65, 0.83] | 0.50 [0.39, 0.61] |"
     *_, plain, changed, of_b = table.strip().splitlines()
-    assert (plain.partition(":")[0], changed) == ("- plain", "- changed: `train.lr=1`")
+    assert (plain.partition(":")[0], changed) == ("- plain", "- changed: `train.lr=1`; less plain, never seen: –")
     in_a_line(of_b, "  - b: ", "update 3", "'loops'")
+
+
+def test_arms_are_compared_on_tasks_never_seen_pair_by_pair() -> None:
+    few, many = heldout(*[0, 1, 0, 0] * 4), heldout(*[2, 2, 1, 1] * 4)
+    runs = [result(k, *(arm(0.5, heldout_tasks=of) for of in (few, few, many))) for k in "ab"]
+    table = arms_table(runs)
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert [row.split(" | ")[1] for row in rows[2:]] == ["never seen"] * 3 + ["training"] * 3
+    assert rows[4].startswith("| **all** | never seen | 64 | 0.12 [")
+    assert "- changed: `as the run is`; less plain, never seen: +0.62 [+0." in table
 
 
 def test_an_arm_has_the_settings_of_its_run_and_its_own_on_top(tmp_path: Path) -> None:
@@ -56,7 +72,7 @@ def test_an_arm_has_the_settings_of_its_run_and_its_own_on_top(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arms", "error", "says"),
     [
-        ({}, UserError, "ablation=gating or ablation=masks"),
+        ({}, UserError, "ablation=gating, masks or methods"),
         ({"a-b": "", "a b": ""}, UserError, "names that differ"),
         ({"a": "", "b": "train.updates"}, ConfigError, "write key=value"),
         ({"a": "", "b": "algorithm=grpo train.group_size=1"}, UserError, "group"),

@@ -17,7 +17,7 @@ from real_envs.errors import UserError
 from real_envs.scripted_agents import mixture
 from real_envs.trajectory import Observation, Turn
 from real_envs.worlds.bfcl import LANGUAGE, Bfcl, BfclGame, BfclSettings, is_heldout, refusal
-from real_envs.worlds.bfcl_drawn import DrawnTasks
+from real_envs.worlds.bfcl_drawn import DrawnTasks, drawn_words
 from real_envs.worlds.bfcl_tasks import REFUSED, BfclTask, Package, refused
 from tests.support.played import by_plan, findings, generated
 from tests.support.refusal import refused as raises
@@ -200,6 +200,23 @@ def test_folds_share_no_original_for_any_seed(tmp_path: Path) -> None:
 
 
 @needs_package
+def test_held_out_states_are_of_the_same_originals_and_share_no_name_with_training() -> None:
+    counts = {"train": 60, "heldout": 30}
+    settings = BfclSettings(apis="TradingBot", heldout="states")
+    drawn = Bfcl().draw(settings, counts, 0, lambda done, total: None)
+    read = {split: [BfclTask.read(one["task"]) for one in tasks] for split, tasks in drawn.items()}
+    assert {task.number for task in read["heldout"]} <= {task.number for task in read["train"]}
+    words = {
+        split: {w.lower() for t in tasks for w in re.findall("[A-Za-z]+", t.write())} for split, tasks in read.items()
+    }
+    own = set(drawn_words(heldout=True))
+    assert own & words["heldout"]
+    originals = {w.lower() for w in re.findall("[A-Za-z]+", "".join(t.write() for t in read["train"][:20]))}
+    assert not own & words["train"] - originals
+    assert set(drawn_words(heldout=True)) | set(drawn_words(heldout=False)) == set(drawn_words())
+
+
+@needs_package
 def test_a_split_that_has_not_so_many_tasks_says_so(tmp_path: Path) -> None:
     def make(count: int, **settings: str) -> object:
         return generated(Bfcl(), tmp_path / "games", {"train": count}, BfclSettings(**settings))  # type: ignore[arg-type]
@@ -209,6 +226,7 @@ def test_a_split_that_has_not_so_many_tasks_says_so(tmp_path: Path) -> None:
 
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     raises(lambda: BfclSettings(heldout_api="MailAPI"), "MailAPI", error=ValueError)
+    raises(lambda: BfclSettings(heldout_api="MathAPI", heldout="states"), "heldout=states", error=ValueError)
     raises(lambda: BfclSettings(package=str(tmp_path)).folder, str(tmp_path), "pip install --no-deps --target")
 
 
