@@ -4,7 +4,7 @@ So search agents are trained without a live search API: in dreams a model plays 
 2505.04588), and the real one is local. The corpus is generated (``search_corpus.py``), or a folder of .txt and .md
 files with a JSONL of questions.
 
-``search: <words>`` lists titles with a sentence of each article (BM25), ``open: <title>`` shows a listed article, and
+``search: <words>`` lists titles with a sentence of each article (by BM25, dense vectors, or both), ``open: <title>`` shows a listed article, and
 ``answer: <text>`` ends the episode and earns 1 where it is an answer, as SQuAD compares them. A search too many ends
 the episode, too.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from real_envs.bm25 import Bm25, WordNumbers, words_of
+from real_envs.dense import LatentSemantics, fused
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
 from real_envs.panels import Panel, digest
@@ -32,6 +33,7 @@ from real_envs.worlds.search_corpus import FOLDS, MOST_ENTITIES, Article, Hop, Q
 INVALID = r"Unknown action|No result has that title"
 _ACTION = re.compile(r"(search|open|answer): ?(\S.*)")
 _TITLE_COUNTS = 3  # times a word of the text
+_FUSED = 100  # articles of each ranking that are fused
 _TRIES = 30  # questions drawn for each task
 LANGUAGE = CommandGrammar.of(
     "5 search: {a} | 3 search: {a} {b} | 4 open: {a} | 1 answer: {a} | 0.5 answer: unknown | 0.5 search {a} | "
@@ -49,6 +51,9 @@ class SearchSettings:
     corpus_seed: int = 0  #: of the generated corpus, which is the same for all seeds of a run
     min_hops: int = 1  #: of a generated question, at least
     max_hops: int = 3  #: of a generated question, at most
+    #: what ranks articles: words, latent semantic analysis of the corpus, or the fusion of both rankings
+    retrieval: Literal["bm25", "dense", "both"] = "bm25"
+    dense_rank: int = 256  #: dimensions of the latent space
     k: int = 3  #: articles that a search lists
     snippet_words: int = 12  #: of the sentence of a listed article that has most words of the query
     max_queries: int = 8  #: searches of an episode; one more ends it
@@ -64,26 +69,36 @@ class SearchSettings:
             raise ValueError(f"entities is 100 to {MOST_ENTITIES}, got {self.entities}")
         if not 1 <= self.min_hops <= self.max_hops <= min(4, self.max_queries):
             raise ValueError("hops want 1 <= min_hops <= max_hops <= 4, and max_queries is max_hops or more")
-        if min(self.k, self.snippet_words, self.article_words) < 1:
-            raise ValueError("k, snippet_words and article_words are 1 or more")
+        if min(self.k, self.snippet_words, self.article_words, self.dense_rank) < 1:
+            raise ValueError("k, snippet_words, article_words and dense_rank are 1 or more")
         if bool(self.corpus) != bool(self.questions):
             raise ValueError("corpus and questions belong together: set both, or none")
 
 
 class SearchEngine:
-    """BM25 over articles."""
+    """Articles and their rankings, see ``SearchSettings.retrieval``."""
 
-    def __init__(self, articles: list[Article]) -> None:
+    def __init__(self, articles: list[Article], settings: SearchSettings) -> None:
         self.texts = {article.title: article.text for article in articles}
         self._titles = list(self.texts)
         numbers = WordNumbers()
         words = [words_of(title) * _TITLE_COUNTS + words_of(text) for title, text in self.texts.items()]
-        self._index = Bm25([numbers.of(document) for document in words], numbers)
+        documents = [numbers.of(document) for document in words]
+        self._indexes: list[Bm25 | LatentSemantics] = []
+        if settings.retrieval != "dense":
+            self._indexes.append(Bm25(documents, numbers))
+        if settings.retrieval != "bm25":
+            self._indexes.append(LatentSemantics(documents, numbers, settings.dense_rank))
 
     def search(self, query: str, k: int, snippet_words: int) -> list[Article]:
         """The best ``k`` articles, the text of each cut to the sentence that has most words of the query."""
         words = set(words_of(query))
-        listed = [self._titles[at] for at in self._index.best(sorted(words), k)]
+        first, *more = self._indexes
+        if more:
+            best = fused([index.best(sorted(words), max(k, _FUSED)) for index in self._indexes], k)
+        else:
+            best = first.best(sorted(words), k)
+        listed = [self._titles[at] for at in best]
         return [Article(title, self._snippet(title, words, snippet_words)) for title in listed]
 
     def _snippet(self, title: str, words: set[str], most: int) -> str:
@@ -96,11 +111,11 @@ class SearchEngine:
 def engine_of(settings: SearchSettings) -> SearchEngine:
     """Raises ``UserError``: the folder of the corpus cannot be read, or holds no text."""
     if not settings.corpus:
-        return SearchEngine(make_corpus(settings.entities, settings.corpus_seed).articles)
+        return SearchEngine(make_corpus(settings.entities, settings.corpus_seed).articles, settings)
     articles = list(read_articles(Path(settings.corpus).expanduser(), settings.article_words))
     if not articles:
         raise UserError(f"env.options.corpus={settings.corpus} holds no .txt or .md file with text")
-    return SearchEngine(articles)
+    return SearchEngine(articles, settings)
 
 
 def read_articles(folder: Path, most: int) -> Iterator[Article]:
