@@ -12,7 +12,8 @@ from real_envs.bm25 import WordNumbers
 
 _Floats = NDArray[np.float64]
 _SPARE = 16  # further columns, which make the last of those that are kept exact enough
-_ROUNDS = 4
+_ROUNDS = 8
+_NOTHING = 1e-9  # a length up to this is rounding, in whatever direction it points
 _DIGITS = 6  # of a score: sums differ in their last bits from machine to machine, and ranks must not
 
 
@@ -48,13 +49,14 @@ class LatentSemantics:
         self._vectors = _right_vectors(by_document, columns, rank)  # [words, rank]
         places = _product(by_document, self._vectors)
         lengths = np.linalg.norm(places, axis=1, keepdims=True)
-        self._places = places / np.where(lengths > 0, lengths, 1.0)  # [documents, rank]
+        self._places = places / np.where(lengths > _NOTHING, lengths, np.inf)  # [documents, rank]
 
     def best(self, words: Sequence[str], k: int) -> list[int]:
         """At most ``k`` documents of a positive cosine, the most similar one first; equal ones in order."""
         known = [n for n in (self._numbers.get(word, -1) for word in words) if 0 <= n < len(self._weights)]
         query = self._weights[known] @ self._vectors[known]
-        scores = np.round(self._places @ (query / (np.linalg.norm(query) or 1.0)), _DIGITS)
+        length = np.linalg.norm(query)
+        scores = np.round(self._places @ (query / (length if length > _NOTHING else np.inf)), _DIGITS)
         return [int(at) for at in np.argsort(-scores, kind="stable")[:k] if scores[at] > 0]
 
 
@@ -75,7 +77,7 @@ def _right_vectors(
         basis = np.linalg.qr(_product(columns, basis))[0]
         basis = np.linalg.qr(_product(rows, basis))[0]
     _, values, vectors = np.linalg.svd(_product(columns, basis).T, full_matrices=False)
-    return vectors[:rank][values[:rank] > 1e-9 * values[0]].T
+    return vectors[:rank][values[:rank] > _NOTHING * values[0]].T
 
 
 def fused(rankings: Sequence[Sequence[int]], k: int) -> list[int]:

@@ -69,10 +69,10 @@ NO_GUARD = Guard(min_confidence=0.0, min_outcome_confidence=0.0)
 class DreamEnv:
     """One dreamed episode at a time; to the rollout it looks like any other environment.
 
-    ``Task.spec["start"]`` names the start state; ``Task.spec["noise"]`` is the share of answers in place of which
-    ``noise`` gives useless ones, marked by ``info["noise"]``; reward and end stay, and what pays or ends is left. A broken prediction is an ``EnvFailure``, an unsure one a truncation.
-    ``info`` of a turn holds the model's own confidence and, with a calibration, ``probability`` and
-    ``outcome_probability``: how likely the turn, or its reward and end, are to be right.
+    ``Task.spec["start"]`` names the start state, ``Task.spec["noise"]`` the share of answers that ``noise`` makes
+    useless. A broken prediction is an ``EnvFailure``, an unsure one a truncation. ``info`` of a turn holds
+    the model's own confidence and, with a calibration, ``probability`` and ``outcome_probability``: how likely the
+    turn, or its reward and end, are to be right.
     """
 
     _sessions = count()
@@ -132,10 +132,11 @@ class DreamEnv:
         if self._calibration is not None:
             info["probability"] = self._calibration.probability(prediction)
             info["outcome_probability"] = self._calibration.outcome_probability(prediction)
+        # only the words: reward and end stay the model's, and so does how sure it was of them
         if self._noise is not None and not prediction.reward and not prediction.terminated:
             useless = self._noise.instead(self._start.text, action, self._noise_share, self._seed)
             if useless is not None:
-                prediction, info["noise"] = replace(prediction, observation=useless), True
+                prediction, info[NOISE] = replace(prediction, observation=useless), True
         observation = Observation(prediction.observation)
         reward = prediction.reward
         if not self._guard.trusts(prediction, sum(turn.reward or 0.0 for turn in self._history)):

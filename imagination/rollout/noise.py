@@ -1,7 +1,8 @@
 """Useless answers in dreams: of searches that find nothing of use, a share that may grow over training.
 
-As in ZeroSearch (Sun et al. 2025, arXiv 2505.04588), where a model that plays the search engine writes useless documents
-more and more often. Here they are answers that the log has to such actions in other tasks: real texts, at no cost.
+As in ZeroSearch (Sun et al. 2025, arXiv 2505.04588), where a model that plays the search engine writes useless
+documents more and more often. Here they are answers that the log has to such actions in other tasks: real texts, at no
+cost.
 """
 
 from __future__ import annotations

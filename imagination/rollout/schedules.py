@@ -27,8 +27,8 @@ def added_episodes(played: int, share: float, others: float = 0.0) -> int:
 def share_at(update: int, share: Share, base: float = 1.0) -> float:
     """A share that may change: a number, or points ``[update, share]`` with straight lines between them.
 
-    A ``base`` b above 1 bends them: at x of the way from p to q the share is ``p + (b**x - 1) / (b - 1) * (q - p)``, as
-    noise grows in ZeroSearch (Sun et al. 2025, arXiv 2505.04588, with b = 4). Near 1 that is the straight line.
+    A ``base`` b other than 1 bends them: at x of the way from p to q the share is
+    ``p + (b**x - 1) / (b - 1) * (q - p)``, as noise grows in ZeroSearch (Sun et al. 2025, arXiv 2505.04588, b = 4).
 
     Example: ``share_at(6, [[0, 0.5], [12, 0.0]])`` is 0.25, and 1/3 with base 4.
     """

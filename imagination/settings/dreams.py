@@ -26,7 +26,8 @@ class DreamSettings:
     #: share of a group's dreams that go on from another dream of the group, from where the policy became most unsure
     #: after an answer (ARPO)
     branch_share: float = 0.0
-    #: share of groups that begin as a failed episode of the log did, with a goal that it reached (`imagine relabel`)
+    #: share of groups that begin as a failed episode of the log did, with a goal that it reached, or with a new
+    #: question (`imagine relabel`)
     hindsight: float = 0.0
     temperature: float = 1.0  #: 1 samples from the world model, 0 takes its most likely prediction
     #: least probability of a whole predicted observation; longer ones need a lower threshold

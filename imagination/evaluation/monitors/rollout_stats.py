@@ -17,6 +17,7 @@ from statistics import mean
 
 from imagination.evaluation.monitors.rules import RolloutStats
 from imagination.evaluation.monitors.word_drift import WordReference, words
+from imagination.rollout.noise import NOISE
 from real_envs.trajectory import RETURN_ROUNDING, StopReason, Trajectory, Turn
 from worldmodel.evaluation.dreams import contradictions_of
 from worldmodel.rules.rule_set import RuleSet
@@ -190,9 +191,7 @@ def measure(
 def _inconsistent(t: Trajectory, rules: RuleSet) -> int:
     """Turns that contradict their dream, but for those whose answers were made useless on purpose."""
     kinds = contradictions_of(t, rules)  # none of a last turn that the guard rejected
-    return sum(
-        kind is not None and not turn.info.get("noise") for kind, turn in zip(kinds, t.own_turns, strict=False)
-    )
+    return sum(kind is not None and not turn.info.get(NOISE) for kind, turn in zip(kinds, t.own_turns, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
