@@ -36,7 +36,7 @@ def test_a_share_goes_in_straight_lines_from_point_to_point() -> None:
 
 
 def test_a_share_may_go_as_noise_does_in_zerosearch() -> None:
-    """Equation of section 3.4, with p_s = 0.1, p_e = 0.5, b = 4 and m = 8 steps."""
+    """The formula of its curriculum, with p_s = 0.1, p_e = 0.5, b = 4 and m = 8 steps."""
     by_formula = [0.1 + (4 ** (i / 8) - 1) / (4 - 1) * (0.5 - 0.1) for i in range(9)]
     assert [share_at(i, [[0, 0.1], [8, 0.5]], 4.0) for i in range(10)] == pytest.approx([*by_formula, 0.5])
     assert share_at(4, [[0, 0.0], [8, 0.6]], 4.0) == pytest.approx(0.2)  # (2 - 1) / 3 of the way
