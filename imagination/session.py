@@ -13,6 +13,7 @@ from imagination.data.experiences import prefaced, read_experiences
 from imagination.rollout import world_models
 from imagination.rollout.dream_env import DreamEnv, Guard, Start
 from imagination.rollout.engines import Engines, drafts_from
+from imagination.rollout.noise import UselessAnswers
 from imagination.runs.lifecycle import need, open_run
 from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import context_of, load_model, weights_version
@@ -186,11 +187,13 @@ class Session:
         if self.config.dream.known_rewards:
             log = self.config.worldmodel.goal.relabel_log(self.log.train)
             model = KnownRewardsWorldModel(model, rewarded_actions([*log, *self.reached_goals()]))
-        return lambda: DreamEnv(model, starts, guard, calibration)
+        dream = self.config.dream
+        noise = UselessAnswers(self.log.train, dream.noise_actions) if dream.noise and dream.noise_actions else None
+        return lambda: DreamEnv(model, starts, guard, calibration, noise)
 
     def reached_goals(self) -> list[Trajectory]:
-        """Failed episodes with goals that they reached, each a task of its own, where dreams are to begin there. Raises
-        ``UserError``: none were written yet.
+        """Failed episodes with goals that they reached, or those of composed questions, each a task of its own, where
+        dreams are to begin there. Raises ``UserError``: none were written yet.
         """
         reached = read_supplements(self.run, [HINDSIGHT]) if self.config.dream.hindsight else []
         return [replace(episode, task_id=episode.id) for episode in reached]

@@ -37,10 +37,12 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"train.extra_groups plays on for groups that are left out, and {algorithm.name} leaves none out: set it "
             "to 0, or choose dapo or grpo, or set algorithm.drop_equal_groups=true where the algorithm compares groups"
         )
-    shares = ("expert_share", "real_share", "failure_share")
-    for name, share in ((f"train.{share}", getattr(train, share)) for share in shares):
+    shares = {f"train.{name}": getattr(train, name) for name in ("expert_share", "real_share", "failure_share")}
+    for name, share in {**shares, "dream.noise": dream.noise}.items():
         if wrong := check_share(name, share):
             yield wrong
+    if most(dream.noise) and not dream.noise_actions:
+        yield "dream.noise makes answers useless, and dream.noise_actions names none: set it to a pattern of actions"
     yield from _real_share(config)
     yield from _ahead(config)
     yield from _branches(config)

@@ -215,6 +215,7 @@ class _Data:
         goals = None
         if reached := session.reached_goals():
             goals, log = ReachedGoals(reached, log), [*log, *reached]
+            known = [*known, *(t for t in reached if t.world_facts)]  # of composed questions; other goals have none
             starts = {**starts, **goals.starts}
         return cls(dreamed, log, known, experts, starts, learned_from, validation, goals)
 

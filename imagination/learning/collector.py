@@ -36,7 +36,7 @@ from imagination.learning.self_imitation import Replays
 from imagination.learning.trainer import BestPolicy
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode, Provenance, Watch, play_all
-from imagination.rollout.schedules import added_episodes, longest_turns, real_groups, share_at
+from imagination.rollout.schedules import added_episodes, longest_turns, noise_spec, real_groups, share_at
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.spans import Span, timed
@@ -451,12 +451,13 @@ class ExperienceCollector:
         if self.goals is not None and world.source is Source.DREAM:
             drawn = self.goals.draw(round(self.plan.dream.hindsight * groups), rng)
             begun, starts = [*begun[: groups - len(drawn)], *drawn], {**starts, **self.goals.starts}
+        noise = noise_spec(self.plan.dream, index) if world.source is Source.DREAM else {}
         world_name = "" if world.source is self.world.source else f"{world.source.value}/"  # no group is of both worlds
         episodes: list[Episode] = []
         for g, name in zip(range(first, first + groups), begun, strict=True):
             task_id = starts[name].task_id
             real = world.tasks.get(task_id, Task(task_id))
-            task = Task(task_id, {**real.spec, "start": name}, real.privileged)
+            task = Task(task_id, {**real.spec, "start": name, **noise}, real.privileged)
             for k in range(train.played_per_group):
                 episode_id = f"{world.source.value}/{index}/{g}/{k}"
                 seed = derive_seed("episode", self.plan.seed, index, g, k)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
+from imagination.rollout.noise import NOISE, UselessAnswers
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.seeding import derive_seed
@@ -68,9 +69,10 @@ NO_GUARD = Guard(min_confidence=0.0, min_outcome_confidence=0.0)
 class DreamEnv:
     """One dreamed episode at a time; to the rollout it looks like any other environment.
 
-    ``Task.spec["start"]`` names the start state. A broken prediction is an ``EnvFailure``, an unsure one a truncation.
-    ``info`` of a turn holds the model's own confidence and, with a calibration, ``probability`` and
-    ``outcome_probability``: how likely the turn, or its reward and end, are to be right.
+    ``Task.spec["start"]`` names the start state, ``Task.spec["noise"]`` the share of answers that ``noise`` makes
+    useless. A broken prediction is an ``EnvFailure``, an unsure one a truncation. ``info`` of a turn holds
+    the model's own confidence and, with a calibration, ``probability`` and ``outcome_probability``: how likely the
+    turn, or its reward and end, are to be right.
     """
 
     _sessions = count()
@@ -81,8 +83,11 @@ class DreamEnv:
         starts: Mapping[str, Start],
         guard: Guard = NO_GUARD,
         calibration: Calibration | None = None,
+        noise: UselessAnswers | None = None,
     ) -> None:
         self._model = world_model
+        self._noise = noise
+        self._noise_share = 0.0
         self._starts = starts
         self._guard = guard
         self._calibration = calibration
@@ -97,6 +102,7 @@ class DreamEnv:
         self._start = self._starts[task.spec["start"]]
         self._history = [*self._start.history, *task.dreamed]
         self._seed = seed
+        self._noise_share = float(task.spec.get(NOISE, 0.0))
         self._ended = False
         return Observation(self._start.text, history=tuple(self._history))
 
@@ -126,6 +132,11 @@ class DreamEnv:
         if self._calibration is not None:
             info["probability"] = self._calibration.probability(prediction)
             info["outcome_probability"] = self._calibration.outcome_probability(prediction)
+        # only the words: reward and end stay the model's, and so does how sure it was of them
+        if self._noise is not None and not prediction.reward and not prediction.terminated:
+            useless = self._noise.instead(self._start.text, action, self._noise_share, self._seed)
+            if useless is not None:
+                prediction, info[NOISE] = replace(prediction, observation=useless), True
         observation = Observation(prediction.observation)
         reward = prediction.reward
         if not self._guard.trusts(prediction, sum(turn.reward or 0.0 for turn in self._history)):

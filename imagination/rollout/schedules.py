@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from imagination.rollout.noise import NOISE
 from imagination.settings import DreamSettings, TrainSettings
 
 Share = float | Sequence[Sequence[float]]
@@ -23,10 +24,13 @@ def added_episodes(played: int, share: float, others: float = 0.0) -> int:
     return round(played * share / (1 - share - others))
 
 
-def share_at(update: int, share: Share) -> float:
+def share_at(update: int, share: Share, base: float = 1.0) -> float:
     """A share that may change: a number, or points ``[update, share]`` with straight lines between them.
 
-    Example: ``share_at(6, [[0, 0.5], [12, 0.0]])`` is 0.25.
+    A ``base`` b other than 1 bends them: at x of the way from p to q the share is
+    ``p + (b**x - 1) / (b - 1) * (q - p)``, as noise grows in ZeroSearch (Sun et al. 2025, arXiv 2505.04588, b = 4).
+
+    Example: ``share_at(6, [[0, 0.5], [12, 0.0]])`` is 0.25, and 1/3 with base 4.
     """
     if isinstance(share, (int, float)):
         return float(share)
@@ -34,6 +38,8 @@ def share_at(update: int, share: Share) -> float:
         return float(share[0][1])
     for (start, before), (end, after) in pairwise(share):
         if update <= end:
+            if base != 1:
+                return before + (base ** ((update - start) / (end - start)) - 1) / (base - 1) * (after - before)
             return before + (after - before) * (update - start) / (end - start)
     return float(share[-1][1])
 
@@ -124,6 +130,12 @@ def real_groups(update: int, settings: TrainSettings) -> int:
         real_groups(0, TrainSettings(groups=6, real_share=0.5))  # 3
     """
     return min(round(share_at(update, settings.real_share) * settings.groups), settings.groups - 1)
+
+
+def noise_spec(dream: DreamSettings, update: int) -> dict[str, str]:
+    """What tells a dream of an update how noisy it is (``Task.spec``); nothing where it is not."""
+    share = share_at(update, dream.noise, dream.noise_base)
+    return {NOISE: str(share)} if share else {}
 
 
 def longest_turns(dream: DreamSettings, update: int) -> int:

@@ -62,10 +62,13 @@ def fingerprint(config: Config, stage: str = "") -> str:
             del chosen[name]["exact"]  # as above, and runs from before there was one are known without
         if name == "train" and not config.train.max_staleness:
             del chosen[name]["max_staleness"]  # as above
+        if name == "dream" and not config.dream.noise:
+            for key in ("noise", "noise_base", "noise_actions"):
+                del chosen[name][key]  # as above
         if name == "env":
             del chosen[name]["price"]  # what a step costs decides nothing that is made
         for model in (chosen[name], chosen[name].get("model")) if isinstance(chosen[name], dict) else ():
-            for key in ("chat_template", "keep_layers", "trim_vocabulary", "prm_beta", "prm_lr"):
+            for key in ("chat_template", "keep_layers", "trim_vocabulary", "prm_beta", "prm_lr", "questions"):
                 if isinstance(model, dict) and not model.get(key, True):
                     del model[key]  # runs from before there was one are known without
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]

@@ -26,7 +26,8 @@ class DreamSettings:
     #: share of a group's dreams that go on from another dream of the group, from where the policy became most unsure
     #: after an answer (ARPO)
     branch_share: float = 0.0
-    #: share of groups that begin as a failed episode of the log did, with a goal that it reached (`imagine relabel`)
+    #: share of groups that begin as a failed episode of the log did, with a goal that it reached, or with a new
+    #: question (`imagine relabel`)
     hindsight: float = 0.0
     temperature: float = 1.0  #: 1 samples from the world model, 0 takes its most likely prediction
     #: least probability of a whole predicted observation; longer ones need a lower threshold
@@ -37,6 +38,11 @@ class DreamSettings:
     min_probability: float = 0.0
     #: in a task of which the log has rewards, only actions that were paid there are paid in dreams
     known_rewards: bool = False
+    #: share of answers that are useless in training (ZeroSearch), a number or points [update, share]: answers of other
+    #: tasks of the log, in place of those that pay and end nothing
+    noise: float | list[list[float]] = 0.0
+    noise_base: float = 4.0  #: how noise goes from point to point: by (base**x - 1) / (base - 1); 1 is a straight line
+    noise_actions: str = ""  #: regular expression, found in the actions whose answers noise replaces
     max_tokens: int = 192  #: of a prediction
     on_doubt: Literal["truncate", "downweight", "branch"] = "truncate"  #: what a turn below the thresholds does
     min_weight: float = 0.05  #: least weight of a token (downweight)
@@ -51,6 +57,11 @@ class DreamSettings:
 
     def __post_init__(self) -> None:
         require(self, "in [0, 1)", "branch_share", "hindsight")
+        require(self, "above 0", "noise_base")
+        try:
+            re.compile(self.noise_actions)
+        except re.error as error:
+            raise ValueError(f"noise_actions={self.noise_actions} is no regular expression: {error}") from None
 
 
 @dataclass

@@ -168,11 +168,13 @@ class HindsightSettings:
     goals: list[list[str]] = field(default_factory=list)
     place: str = r"\A[^\n]*"  #: regular expression of the goal in the first observation, which the new goal replaces
     max_turns: int = 0  #: most turns until the new goal; 0 is no limit
+    #: so many new questions of what the log's searches found (env=search), in place of goals
+    questions: int = 0
 
     def __post_init__(self) -> None:
         if any(len(pair) != 2 for pair in self.goals):
             raise ValueError(f"goals are pairs of a pattern and a goal, got {self.goals}")
-        require(self, "0 or more", "max_turns")
+        require(self, "0 or more", "max_turns", "questions")
         try:
             for pattern, goal in self.goals:
                 re.compile(rf"(?:{pattern})|").match("").expand(goal)  # type: ignore[union-attr]  # matches always

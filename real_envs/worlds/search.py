@@ -4,9 +4,9 @@ So search agents are trained without a live search API: in dreams a model plays 
 2505.04588), and the real one is local. The corpus is generated (``search_corpus.py``), or a folder of .txt and .md
 files with a JSONL of questions.
 
-``search: <words>`` lists titles with a sentence of each article (BM25), ``open: <title>`` shows a listed article, and
-``answer: <text>`` ends the episode and earns 1 where it is an answer, as SQuAD compares them. A search too many ends
-the episode, too.
+``search: <words>`` lists titles with a sentence of each article (by BM25, dense vectors, or both), ``open: <title>``
+shows a listed article, and ``answer: <text>`` ends the episode and earns 1 where it is an answer, as SQuAD compares
+them. A search too many ends the episode, too.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from real_envs.bm25 import Bm25, WordNumbers, words_of
+from real_envs.dense import LatentSemantics, fused
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
 from real_envs.panels import Panel, digest
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints
 from real_envs.worlds.search_corpus import FOLDS, MOST_ENTITIES, Article, Hop, Question, ask, make_corpus, normalise
 
 INVALID = r"Unknown action|No result has that title"
 _ACTION = re.compile(r"(search|open|answer): ?(\S.*)")
 _TITLE_COUNTS = 3  # times a word of the text
+_FUSED = 100  # articles of each ranking that are fused
 _TRIES = 30  # questions drawn for each task
+_COMPOSED_TRIES = 300  # for each that is composed of what a log found
 LANGUAGE = CommandGrammar.of(
     "5 search: {a} | 3 search: {a} {b} | 4 open: {a} | 1 answer: {a} | 0.5 answer: unknown | 0.5 search {a} | "
     "0.5 look up {a} | 0.5 open {a} | 0.3 {a}",
@@ -49,6 +53,9 @@ class SearchSettings:
     corpus_seed: int = 0  #: of the generated corpus, which is the same for all seeds of a run
     min_hops: int = 1  #: of a generated question, at least
     max_hops: int = 3  #: of a generated question, at most
+    #: what ranks articles: words, latent semantic analysis of the corpus, or the fusion of both rankings
+    retrieval: Literal["bm25", "dense", "both"] = "bm25"
+    dense_rank: int = 256  #: dimensions of the latent space
     k: int = 3  #: articles that a search lists
     snippet_words: int = 12  #: of the sentence of a listed article that has most words of the query
     max_queries: int = 8  #: searches of an episode; one more ends it
@@ -64,26 +71,36 @@ class SearchSettings:
             raise ValueError(f"entities is 100 to {MOST_ENTITIES}, got {self.entities}")
         if not 1 <= self.min_hops <= self.max_hops <= min(4, self.max_queries):
             raise ValueError("hops want 1 <= min_hops <= max_hops <= 4, and max_queries is max_hops or more")
-        if min(self.k, self.snippet_words, self.article_words) < 1:
-            raise ValueError("k, snippet_words and article_words are 1 or more")
+        if min(self.k, self.snippet_words, self.article_words, self.dense_rank) < 1:
+            raise ValueError("k, snippet_words, article_words and dense_rank are 1 or more")
         if bool(self.corpus) != bool(self.questions):
             raise ValueError("corpus and questions belong together: set both, or none")
 
 
 class SearchEngine:
-    """BM25 over articles."""
+    """Articles and their rankings, see ``SearchSettings.retrieval``."""
 
-    def __init__(self, articles: list[Article]) -> None:
+    def __init__(self, articles: list[Article], settings: SearchSettings) -> None:
         self.texts = {article.title: article.text for article in articles}
         self._titles = list(self.texts)
         numbers = WordNumbers()
         words = [words_of(title) * _TITLE_COUNTS + words_of(text) for title, text in self.texts.items()]
-        self._index = Bm25([numbers.of(document) for document in words], numbers)
+        documents = [numbers.of(document) for document in words]
+        self._indexes: list[Bm25 | LatentSemantics] = []
+        if settings.retrieval != "dense":
+            self._indexes.append(Bm25(documents, numbers))
+        if settings.retrieval != "bm25":
+            self._indexes.append(LatentSemantics(documents, numbers, settings.dense_rank))
 
     def search(self, query: str, k: int, snippet_words: int) -> list[Article]:
         """The best ``k`` articles, the text of each cut to the sentence that has most words of the query."""
         words = set(words_of(query))
-        listed = [self._titles[at] for at in self._index.best(sorted(words), k)]
+        first, *more = self._indexes
+        if more:
+            best = fused([index.best(sorted(words), max(k, _FUSED)) for index in self._indexes], k)
+        else:
+            best = first.best(sorted(words), k)
+        listed = [self._titles[at] for at in best]
         return [Article(title, self._snippet(title, words, snippet_words)) for title in listed]
 
     def _snippet(self, title: str, words: set[str], most: int) -> str:
@@ -96,11 +113,11 @@ class SearchEngine:
 def engine_of(settings: SearchSettings) -> SearchEngine:
     """Raises ``UserError``: the folder of the corpus cannot be read, or holds no text."""
     if not settings.corpus:
-        return SearchEngine(make_corpus(settings.entities, settings.corpus_seed).articles)
+        return SearchEngine(make_corpus(settings.entities, settings.corpus_seed).articles, settings)
     articles = list(read_articles(Path(settings.corpus).expanduser(), settings.article_words))
     if not articles:
         raise UserError(f"env.options.corpus={settings.corpus} holds no .txt or .md file with text")
-    return SearchEngine(articles)
+    return SearchEngine(articles, settings)
 
 
 def read_articles(folder: Path, most: int) -> Iterator[Article]:
@@ -265,12 +282,59 @@ class Search(GeneratedWorld):
         drawn = draw_distinct(counts, candidates, start, progress, too_few, taken=taken)
         return {split: [_drawn(question, engine) for question in questions] for split, questions in drawn.items()}
 
+    def compose(self, settings: SearchSettings, log: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
+        """See ``World``: training questions of what the log's searches found, after Search Self-play (arXiv
+        2510.18821). There a policy writes questions of pages that it found, and those stay that these pages answer.
+        Here facts of such pages are composed as in ``draw``; the corpus says what the one answer is; and the log's own
+        searches and pages must lead to it, by the names in the question and on the pages.
+        """
+        if settings.corpus:
+            raise UserError("questions are composed of a generated corpus alone: leave env.options.corpus empty")
+        corpus, engine = make_corpus(settings.entities, settings.corpus_seed), engine_of(settings)
+        holds, found, rng = corpus.holds(), _found(log), random.Random(derive_seed("search/composed", seed))
+        starts, episodes = {episode.start for episode in log}, list[Trajectory]()
+        for _ in range(_COMPOSED_TRIES * count):
+            question = ask(corpus, holds, "train", rng.randint(settings.min_hops, settings.max_hops), rng)
+            if question is None or len(episodes) == count or (start := start_of(settings, question)) in starts:
+                continue
+            steps = [_logged(hop, found) for hop in question.hops]
+            if all(steps):
+                starts.add(start)
+                answer = Turn(f"answer: {question.hops[-1].shown}", "Right.", 1.0, True)
+                name, turns = f"search-{digest(question.text)}", [turn for some in steps for turn in some]
+                episodes.append(
+                    Trajectory(
+                        *(f"composed/{name}", name, f"composed/{name}", Source.EXPERT, "composed", seed, start),
+                        turns=(*turns, answer),
+                        stop=StopReason.TERMINATED,
+                        world_facts=tuple(_drawn(question, engine)["facts"]),
+                    )
+                )
+        return episodes
+
     def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:
         hidden = {key: drawn[key] for key in ("question", "answers", "hops")}
         return Task(f"search-{digest(drawn['question'])}", privileged=hidden, world_facts=tuple(drawn["facts"]))
 
     def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[SearchGame]:
         return partial(SearchGame, SearchSettings(**settings), privileged)
+
+
+def _found(log: Sequence[Trajectory]) -> dict[str, Turn]:
+    """The turns that listed or showed something, by action in lower case; the answer is the same in all episodes."""
+    turns = (turn for episode in log for turn in episode.turns if _ACTION.fullmatch(turn.action))
+    return {t.action.lower(): t for t in turns if re.match(r"1\. |(?!No )[^:]+: ", t.observation) and not t.terminated}
+
+
+def _logged(hop: Hop, found: Mapping[str, Turn]) -> list[Turn]:
+    """The logged turns that find what the hop shows: a search, and the page where the list does not show it; none where
+    the log has none."""
+    search, page = found.get(f"search: {hop.query}".lower()), found.get(f"open: {hop.title}".lower())
+    listed = re.search(rf"^\d+\. {re.escape(hop.title)}: (.*)", search.observation, re.MULTILINE) if search else None
+    if search is None or listed is None:
+        return []
+    turns = [search] if hop.shown in listed[1] else [search, page] if page and hop.shown in page.observation else []
+    return [replace(turn, reward=0.0, info={}) for turn in turns]
 
 
 def with_hop(engine: SearchEngine, question: Question, answers_hop: Callable[[Hop], bool]) -> Question:

@@ -17,6 +17,7 @@ from statistics import mean
 
 from imagination.evaluation.monitors.rules import RolloutStats
 from imagination.evaluation.monitors.word_drift import WordReference, words
+from imagination.rollout.noise import NOISE
 from real_envs.trajectory import RETURN_ROUNDING, StopReason, Trajectory, Turn
 from worldmodel.evaluation.dreams import contradictions_of
 from worldmodel.rules.rule_set import RuleSet
@@ -174,9 +175,7 @@ def measure(
         update,
         turns=sum(len(t.own_turns) for t in predicted) + invalid,
         rejected=invalid + unsure,
-        inconsistent=sum(sum(kind is not None for kind in contradictions_of(t, rules)) for t in predicted)
-        if rules is not None
-        else 0,
+        inconsistent=sum(_inconsistent(t, rules) for t in predicted) if rules is not None else 0,
         groups=len(groups),
         drift_actions=_drift(log.actions, every, groups, [t.own_turns for t in every]),
         drift_observations=_drift(log.observations, every, groups, [_believed(t) for t in every]),
@@ -187,6 +186,12 @@ def measure(
         **dict(counts),
     )
     return measured, examples
+
+
+def _inconsistent(t: Trajectory, rules: RuleSet) -> int:
+    """Turns that contradict their dream, but for those whose answers were made useless on purpose."""
+    kinds = contradictions_of(t, rules)  # none of a last turn that the guard rejected
+    return sum(kind is not None and not turn.info.get(NOISE) for kind, turn in zip(kinds, t.own_turns, strict=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,15 @@ def test_a_share_goes_in_straight_lines_from_point_to_point() -> None:
     assert (most(POINTS), most(0.25)) == (0.9, 0.25)
 
 
+def test_a_share_may_go_as_noise_does_in_zerosearch() -> None:
+    """The formula of its curriculum, with p_s = 0.1, p_e = 0.5, b = 4 and m = 8 steps."""
+    by_formula = [0.1 + (4 ** (i / 8) - 1) / (4 - 1) * (0.5 - 0.1) for i in range(9)]
+    assert [share_at(i, [[0, 0.1], [8, 0.5]], 4.0) for i in range(10)] == pytest.approx([*by_formula, 0.5])
+    assert share_at(4, [[0, 0.0], [8, 0.6]], 4.0) == pytest.approx(0.2)  # (2 - 1) / 3 of the way
+    assert share_at(3, [[0, 0.1], [8, 0.5]], 1 + 1e-9) == pytest.approx(share_at(3, [[0, 0.1], [8, 0.5]]), abs=1e-6)
+    assert share_at(3, 0.25, 4.0) == 0.25
+
+
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.25, 2), (0.5, 3), (0.99, 5), ([[0, 0.5], [12, 0.0]], 3)])
 def test_groups_are_dealt_to_both_worlds_and_one_stays_in_the_dream(share: Any, expected: int) -> None:
     assert real_groups(0, TrainSettings(groups=6, real_share=share)) == expected

@@ -6,11 +6,14 @@ import json
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from real_envs.env import Task
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from real_envs.worlds.search import Search, SearchGame, SearchSettings, engine_of
 from real_envs.worlds.search_corpus import FOLDS, RELATIONS, Corpus, Fact, Question, ask, make_corpus, normalise
 from tests.support.played import by_plan, findings, generated
@@ -107,15 +110,98 @@ def test_answers_are_compared_as_in_squad(text: str, other: str, same: bool) -> 
     assert (normalise(text) == normalise(other)) is same
 
 
-def test_the_expert_solves_each_question_and_the_protocol_holds(tmp_path: Path) -> None:
-    tasks = generated(Search(), tmp_path, {"train": 30, "heldout": 20}, SMALL)
-    game, drawn = SearchGame(SMALL, privileged=True), [*tasks.tasks("train"), *tasks.tasks("heldout")]
+@pytest.mark.parametrize("retrieval", ["bm25", "dense", "both"])
+def test_the_expert_solves_each_question_and_the_protocol_holds(retrieval: Any, tmp_path: Path) -> None:
+    settings = SearchSettings(entities=300, retrieval=retrieval)
+    tasks = generated(Search(), tmp_path, {"train": 30, "heldout": 20}, settings)
+    game, drawn = SearchGame(settings, privileged=True), [*tasks.tasks("train"), *tasks.tasks("heldout")]
     assert len({task.id for task in drawn}) == 50
     for task in drawn:
         results = by_plan(game, game.reset(task))
         assert [r.reward for r in results] == [0.0] * (len(results) - 1) + [1.0]
         assert len(results) <= 2 * len(task.privileged["hops"]) + 1  # type: ignore[arg-type]
     assert findings(tasks, ["search: lake", "open: nothing", "what?", "answer: nobody"]) == []
+
+
+def test_rankings_differ_and_their_fusion_has_both() -> None:
+    queries = [
+        "a quiet lake",
+        "the head of a small country",
+        "who walks by the sea",
+        "a novel by Simon",
+        "founded in May",
+    ]
+    listed = {
+        r: [[a.title for a in engine_of(SearchSettings(entities=300, retrieval=r)).search(q, 5, 9)] for q in queries]
+        for r in ("bm25", "dense", "both")
+    }
+    assert listed["bm25"] != listed["dense"] != listed["both"] != listed["bm25"]
+    for words, dense, both in zip(listed["bm25"], listed["dense"], listed["both"], strict=True):
+        assert len(set(both)) == 5
+        assert set(both) & set(words)
+        assert set(both) & set(dense)
+
+
+def test_tasks_from_before_there_was_a_choice_open_as_they_were(tmp_path: Path) -> None:
+    before = generated(Search(), tmp_path, {"train": 3}, SMALL).tasks("train")
+    data = json.loads((tmp_path / "games.json").read_text())
+    for key in ("retrieval", "dense_rank"):
+        del data["made_by"]["settings"][key]
+    (tmp_path / "games.json").write_text(json.dumps(data))
+    assert Search().open(tmp_path, True, 1).tasks("train") == before
+
+
+# --- questions of what a log found ---
+
+
+def logged(settings: SearchSettings, folder: Path, count: int = 60) -> list[Trajectory]:
+    """Episodes of the expert that stop before they answer."""
+    tasks = generated(Search(), folder, {"train": count}, settings).tasks("train")
+    game, log = SearchGame(settings, privileged=True), []
+    for task in tasks:
+        observation, turns = game.reset(task), list[Turn]()
+        start = observation.text
+        while not (action := observation.privileged["policy_commands"][0]).startswith("answer"):  # type: ignore[index]
+            observation = game.step(action).observation
+            turns.append(Turn(action, observation.text, 0.0, False))
+        names = (f"real/{task.id}", task.id, task.id)
+        log.append(Trajectory(*names, Source.REAL, "policy", 0, start, tuple(turns), StopReason.TURN_LIMIT))
+    return log
+
+
+def test_new_questions_are_of_what_the_log_found_and_the_real_game_pays_for_their_answers(tmp_path: Path) -> None:
+    settings = replace(SMALL, min_hops=2)
+    log = logged(settings, tmp_path)
+    found = [turn for episode in log for turn in episode.turns]
+    new = Search().compose(settings, log, 15, seed=3)
+    assert new == Search().compose(settings, log, 15, seed=3)
+    assert len(new) == 15
+    assert not {t.start for t in new} & {t.start for t in log}
+    assert len({t.start for t in new}) == len({t.id for t in new}) == 15
+    corpus = make_corpus(300, 0)
+    game = SearchGame(settings)
+    for episode in new:
+        assert all(turn in found for turn in episode.turns[:-1])
+        assert episode.solved
+        text = episode.start.split("\n")[0].removeprefix("Question: ")
+        (end,) = derived(text, corpus)  # by the corpus alone, and it is the only one
+        answer = end.removesuffix("?").partition(" is ")[2]
+        answers = corpus.names.get(answer, (answer,))
+        assert episode.turns[-1].action.removeprefix("answer: ") in answers
+        assert len(episode.world_facts) in (2, 3)
+        hidden = {"question": text, "answers": answers, "hops": []}
+        assert game.reset(Task("t", privileged=hidden)).text == episode.start
+        for turn in episode.turns:  # what the episode says is what the real game says
+            result = game.step(turn.action)
+            assert (result.observation.text, result.reward, result.terminated) == (
+                *(turn.observation, turn.reward, turn.terminated),
+            )
+
+
+def test_nothing_is_composed_of_what_was_not_found(tmp_path: Path) -> None:
+    log = logged(SMALL, tmp_path, 5)
+    assert Search().compose(SMALL, [replace(t, turns=t.turns[:0]) for t in log], 5, seed=0) == []
+    refused(lambda: Search().compose(replace(SMALL, corpus="a", questions="b"), log, 5, seed=0), "env.options.corpus")
 
 
 def game_of(**settings: int) -> SearchGame:

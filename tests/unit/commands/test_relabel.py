@@ -1,0 +1,45 @@
+"""New questions of a run's log. If these fail, `relabel` writes what training cannot dream of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from imagination.commands.collect import collect
+from imagination.commands.relabel import relabel
+from imagination.data.augmentation import read_supplements
+from imagination.runs.fingerprint import fingerprint
+from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
+from imagination.settings import Config
+from imagination.settings.compose import load_config
+from tests.support.refusal import refused
+
+SMALL = ["env=search", "env.options.entities=100", "env.options.retrieval=both", "games.train=15", "games.heldout=2"]
+SMALL += ["collect.episodes=1", "collect.heldout_episodes=1", "collect.workers=1", "hindsight.questions=4"]
+
+
+def test_questions_are_composed_of_a_log_and_dreams_may_begin_there(tmp_path: Path) -> None:
+    config = load_config([*SMALL, "dream.hindsight=0.5", "dream.noise=0.5", "dream.noise_actions=^search:"], Config)
+    collect(config, tmp_path)
+    relabel(config, tmp_path)
+    run = RunFolder(tmp_path, config.seed)
+    composed = read_supplements(run, ["hindsight"])
+    assert len(composed) == run.summary["relabelled"]["questions"] == 4
+    assert all(episode.solved and episode.world_facts for episode in composed)
+    reached = Session(config, run).reached_goals()
+    assert [e.task_id for e in reached] == [e.id for e in composed]
+    logged = {episode.start for part in Session(config, run).log for episode in part}
+    assert not logged & {episode.start for episode in composed}
+
+
+def test_a_world_that_composes_nothing_says_so(tmp_path: Path) -> None:
+    config = load_config(["hindsight.questions=4"], Config)
+    refused(lambda: relabel(config, tmp_path), "hindsight.questions=0", "env=search")
+
+
+def test_runs_from_before_there_were_questions_and_noise_are_known() -> None:
+    before = Config()
+    for settings in (["dream.noise_actions=x"], ["dream.noise_base=2"]):  # without noise they decide nothing
+        assert fingerprint(load_config(settings, Config), "train") == fingerprint(before, "train")
+    assert fingerprint(load_config(["dream.noise=0.5"], Config), "train") != fingerprint(before, "train")
+    assert fingerprint(load_config(["hindsight.questions=4"], Config), "relabel") != fingerprint(before, "relabel")
