@@ -9,13 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from imagination.data.batches import truncate
-from imagination.data.examples import imitation_row
 from imagination.learning.ahead import GroupsAhead, Players
 from imagination.learning.experience import (
     RecordedGroups,
-    compared_expert_row,
-    group_numbers,
+    expert_rows,
     informative_groups,
     mean_rewards,
     policy_rows,
@@ -171,7 +168,9 @@ class ExperienceCollector:
         if self.replays is not None:
             again = self.replays.draw(index, added_episodes(own, replayed, expert))
             measured |= self.replays.add(index, rows) | {"replayed": len(again)}
-        rows += self._expert_rows(rng, wanted, [*played, *beside], longest)
+        compared = [*played, *beside] if settings.expert_form == "luffy" else None
+        shaping, context = self._shaping(longest), self.agent.engine.context
+        rows += expert_rows(self.chat, self.experts, wanted, rng, compared, shaping, context)
         exact = self.agent.engine.exact and not ahead and not (self.recorded is not None and beside)
         return Update(index, [*rows, *again], measured, exact=exact)
 
@@ -181,25 +180,6 @@ class ExperienceCollector:
             return {}
         played = asyncio.run(self._play(self.best.episodes, self.plan.dream.max_turns))
         return self.best.consider(index, played)
-
-    def _expert_rows(self, rng: random.Random, wanted: int, played: Sequence[Trajectory], longest: int) -> list[Row]:
-        """Episodes of experts; where these are compared with the policy's, only of tasks that it began now as well."""
-        experts, groups = list(self.experts), dict[str, int]()
-        if self.plan.train.expert_form == "luffy":
-            numbers = group_numbers(played)
-            groups = {t.task_id: numbers[t.group_id] for t in played if not t.prefix_turns}
-            experts = [t for t in experts if t.task_id in groups]
-        rows: list[Row] = []
-        for episode in rng.sample(experts, min(wanted, len(experts))):
-            if groups:
-                row = compared_expert_row(self.chat, episode, groups[episode.task_id], self._shaping(longest))
-                if len(row) > self.agent.engine.context:  # cut, it would be judged by an end that it has not
-                    continue
-            else:
-                row = truncate(imitation_row(self.chat, episode, Source.EXPERT), self.agent.engine.context)
-            if row.ce_weight.any():
-                rows.append(row)
-        return rows
 
     def last_look(self) -> None:
         """The monitor looks at the policy that training ended with, in the dreams of one more update.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -13,6 +14,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from imagination.data.batches import truncate
 from imagination.data.examples import imitation_row
 from imagination.learning.advantages import differ, shared_before_branches, turn_bounds, with_process_rewards
 from imagination.learning.algorithms import Algorithm, Episodes
@@ -231,6 +233,37 @@ def compared_expert_row(chat: ChatFormat, episode: Trajectory, group: int, shapi
     turns = torch.where(row.action_mask, 0, -1)
     total = torch.tensor([sum(shaping.rewards(episode))])
     return replace(row, group=torch.tensor(group), turns=turns, rewards=total)
+
+
+def expert_rows(
+    chat: ChatFormat,
+    experts: Sequence[Trajectory],
+    wanted: int,
+    rng: random.Random,
+    compared: Sequence[Trajectory] | None,
+    shaping: RewardShaping,
+    context: int,
+) -> list[Row]:
+    """At most ``wanted`` episodes of experts; where they are ``compared`` with the policy's, only of tasks that it
+    began now as well. Rows are cut to ``context`` tokens; one to be compared is left out: it would be judged by an end
+    that it has not.
+    """
+    groups = dict[str, int]()
+    if compared is not None:
+        numbers = group_numbers(compared)
+        groups = {t.task_id: numbers[t.group_id] for t in compared if not t.prefix_turns}
+        experts = [t for t in experts if t.task_id in groups]
+    rows: list[Row] = []
+    for episode in rng.sample(experts, min(wanted, len(experts))):
+        if groups:
+            row = compared_expert_row(chat, episode, groups[episode.task_id], shaping)
+            if len(row) > context:
+                continue
+        else:
+            row = truncate(imitation_row(chat, episode, Source.EXPERT), context)
+        if row.ce_weight.any():
+            rows.append(row)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,9 @@ READS = {
     "pretrain": ("seed", "vocab_size", "pretrain"),
 }
 # Stages that make the same whether rules answer in dreams or not.
+_SINCE = (  # settings that runs from before there were any are known without
+    *("chat_template", "keep_layers", "trim_vocabulary", "prm_beta", "prm_lr", "questions", "hindsight"),
+)
 _FITS = ("fit_world_model", "clone", "fit_critic", "digi_q")
 
 
@@ -68,9 +71,9 @@ def fingerprint(config: Config, stage: str = "") -> str:
         if name == "env":
             del chosen[name]["price"]  # what a step costs decides nothing that is made
         for model in (chosen[name], chosen[name].get("model")) if isinstance(chosen[name], dict) else ():
-            for key in ("chat_template", "keep_layers", "trim_vocabulary", "prm_beta", "prm_lr", "questions"):
+            for key in _SINCE:
                 if isinstance(model, dict) and not model.get(key, True):
-                    del model[key]  # runs from before there was one are known without
+                    del model[key]
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
 
