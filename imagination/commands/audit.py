@@ -40,6 +40,7 @@ from imagination.settings import AuditSettings, Config, UserError
 from real_envs.env import TaskSet
 from real_envs.files import read_json, write_atomically
 from real_envs.worker_pool import real_interaction
+from worldmodel.code.world_model import SOURCE
 from worldmodel.world_model import LanguageWorldModel
 
 
@@ -106,7 +107,8 @@ def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
         return None
     written = path.stat().st_mtime
     policies = [Path(policy) / "config.json" for policy in config.audit.policies]
-    models = [*(folder / "models").rglob("config.json"), *(path for path in policies if path.exists())]
+    made = [path for name in ("config.json", SOURCE) for path in (folder / "models").rglob(name)]
+    models = [*made, *(path for path in policies if path.exists())]
     if any(model.stat().st_mtime > written for model in models):
         return None
     measured = read_json(path)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="DataclassInstance")
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{\s*[\w.]+:")  # of OmegaConf, not behind a backslash: ${oc.env:HOME}
+_CONSENT = ".trust"  # a setting of that name is the user's own to give, each time
 _RUN = r"\w[\w.-]*(/\w[\w.-]*)*"  # a run's name
 
 
@@ -208,7 +209,8 @@ def remember_overrides(overrides: Sequence[str], folder: Path) -> None:
 
 
 def remembered_overrides(folder: Path) -> list[str]:
-    """The overrides that were saved when this run was last used; none for a new run.
+    """The overrides that were saved when this run was last used; none for a new run. What allows code to run is not
+    taken from a folder: it may be that of whoever wrote the code.
     Raises ``ConfigError``: the file is damaged, or one asks for something of this machine, such as a variable of the
     environment. A typed one may; but the folder may be somebody else's.
     """
@@ -220,7 +222,7 @@ def remembered_overrides(folder: Path) -> list[str]:
         raise ConfigError(f"{path} is damaged: {error}; give the settings again without it") from error
     if asking := next(filter(_RESOLVER.search, overrides), None):
         raise ConfigError(f"{path}: '{asking}' would be resolved on this machine; write its value there, or remove it")
-    return overrides
+    return [override for override in overrides if not override.partition("=")[0].endswith(_CONSENT)]
 
 
 def _with_value(override_: str, config: Any) -> str:
