@@ -73,7 +73,7 @@ def test_a_world_is_written_repaired_and_dreamed_in(coded: tuple[Config, Judge],
     assert found["world_model_form"] == "code"
     score = json.loads((run / "models/worldmodel/world.json").read_text())
     assert (score["exact"], score["tested"], score["version"], score["model"]) == (1.0, 1.0, 2, "coder")
-    assert (run / "models/worldmodel/world.py").read_text() == WORLD.lstrip("\n")
+    assert (run / "models/worldmodel/world.py").read_text() == WORLD
 
     clone(config, run)  # from nothing, as there are no weights of a world model
     config.train.updates = 2
@@ -97,14 +97,14 @@ def test_a_world_is_written_repaired_and_dreamed_in(coded: tuple[Config, Judge],
 
 
 def test_the_best_version_is_kept_where_repairs_make_it_worse(coded: tuple[Config, Judge], run: Path) -> None:
-    config, server = coded
-    later = iter([BUGGY, "def step(start, history, action): 1 / 0", "this is no program"])
-    config.worldmodel.code.rounds, config.worldmodel.rules = 3, "off"
-    with judge(lambda asked: says(next(later)) if len(server.asked) < 1 else answers(asked)) as worse:
-        config.worldmodel.code.url, config.worldmodel.code.rounds = worse.url, 2
+    config, _ = coded
+    versions = iter([BUGGY, "def step(start, history, action): 1 / 0", "this is no program"])
+    config.worldmodel.code.rounds, config.worldmodel.rules = 2, "off"
+    with judge(lambda asked: says(next(versions))) as server:
+        config.worldmodel.code.url = server.url
         fit_world_model(config, run)
-        assert len(worse.asked) == 3
-        assert "ZeroDivisionError" in worse.asked[2]
+        assert len(server.asked) == 3
+        assert "ZeroDivisionError" in server.asked[2]
     assert summary_of(run)["code_world"]["version"] == 1
     assert 0 < summary_of(run)["world_model"]["exact_match"] < 1
 
@@ -132,13 +132,12 @@ def test_consent_is_not_taken_from_a_folder(tmp_path: Path) -> None:
     again = resolve(words[:2], Config).config
     assert (again.worldmodel.kind, again.worldmodel.code.trust) == ("code", False)
     path = tmp_path / "theirs/overrides.json"
-    for key in ("+worldmodel.code.trust", "++worldmodel.code.trust", "worldmodel.code.trust "):
-        path.write_text(json.dumps(["worldmodel.kind=code", f"{key}=true"]))
-        with suppress(UserError):
-            assert not resolve(words[:2], Config).config.worldmodel.code.trust
-    for word in ("worldmodel.code={trust:true}", "worldmodel={code:{trust:true}}"):
+    keys = ("+worldmodel.code.trust=true", "++worldmodel.code.trust=true", "worldmodel.code.trust =true")
+    for word in (*keys, "worldmodel.code={trust:true}", "worldmodel={code:{trust:true}}"):
         path.write_text(json.dumps([word]))
-        refused(lambda: resolve(words[:2], Config), word.partition("=")[0])
+        for typed in ([], ["worldmodel.code={rounds:3}"]):
+            with suppress(UserError):
+                assert not resolve([*words, *typed], Config).config.worldmodel.code.trust
 
 
 def test_whom_and_how_long_one_asks_decides_nothing_that_is_made() -> None:

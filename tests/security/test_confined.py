@@ -89,14 +89,14 @@ ATTACKS = {
 @pytest.mark.parametrize("name", ATTACKS)
 def test_what_goes_wrong_is_no_prediction_and_the_next_call_is_answered(name: str, outside: tuple[Path, int]) -> None:
     code, said = ATTACKS[name]
-    model = CodeWorldModel(body(code.format(file=outside[0])), seconds=0.5, megabytes=128)
+    model = CodeWorldModel(body(code.format(file=outside[0])), 0.5 if "loop" in name else 20.0, 128)
     begin = time.monotonic()
     with pytest.raises(PredictionInvalid) as caught:
         asyncio.run(model.predict("start", (), "now", 0))
     assert said in str(caught.value)
     assert str(caught.value).isprintable()
     assert caught.value.reason is InvalidReason.CODE
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 10
     assert asyncio.run(model.predict("start", (), "go", 0)).observation == "go"
     model.close()
 

@@ -88,7 +88,7 @@ class StepWorker:
                 env={MARK: mark, "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"},
                 cwd="/",
                 start_new_session=True,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
