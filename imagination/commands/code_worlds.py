@@ -9,6 +9,7 @@ from imagination.rollout.world_models import UNFINISHED
 from imagination.runs import processes
 from imagination.session import Session
 from imagination.settings import UserError
+from worldmodel.calibration import FILE
 from worldmodel.code.world_model import save_world
 from worldmodel.code.write import write_world
 
@@ -31,7 +32,6 @@ def fit_code(session: Session) -> None:
     train, held = (settings.goal.relabel_log(log) for log in session.log)
     if all(turn.reward is None for t in train for turn in t.turns):
         raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
-    run.update({"world_model_form": UNFINISHED})
     server = settings.code.open("worldmodel.code")
     try:
         written = write_world(
@@ -46,6 +46,8 @@ def fit_code(session: Session) -> None:
         server.close()
     if not written.source:
         raise UserError("worldmodel.code.url: no question was answered; see the lines above")
+    run.update({"world_model_form": UNFINISHED})  # until it is measured; an unanswered request leaves the model before
+    (run.model("worldmodel") / FILE).unlink(missing_ok=True)  # of that model
     score = {key: value for key, value in asdict(written).items() if key != "source"}
     save_world(written.source, {**score, "model": server.model}, run.model("worldmodel"))
     run.update({"code_world": {**score, "model": server.model}})

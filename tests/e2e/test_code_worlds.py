@@ -15,6 +15,7 @@ from imagination.commands.clone import clone
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.loop import loop
 from imagination.commands.refine_world_model import refine_world_model
+from imagination.commands.report import report
 from imagination.commands.serve import open_world
 from imagination.commands.train import train
 from imagination.runs.fingerprint import fingerprint
@@ -25,7 +26,6 @@ from imagination.settings.compose import resolve
 from tests.support.judging import Judge, judge, says
 from tests.support.killing import summary_of
 from tests.support.refusal import refused
-from worldmodel.code.write import source_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="code is run where Linux confines it")
 
@@ -89,6 +89,9 @@ def test_a_world_is_written_repaired_and_dreamed_in(coded: tuple[Config, Judge],
     assert open_world(config, run).version.startswith(Session(config, RunFolder(run, 0))._code(
         run / "models/worldmodel").version)  # fmt: skip
 
+    report(config, run)
+    assert (run / "report.html").exists()
+
     with (run / "models/worldmodel/world.py").open("a") as file:
         file.write("# edited\n")
     refused(lambda: train(config, run), "world.py", "worldmodel.code.trust=true")
@@ -149,9 +152,3 @@ def test_whom_and_how_long_one_asks_decides_nothing_that_is_made() -> None:
     other.worldmodel.code.turns = plain.worldmodel.code.turns
     other.worldmodel.code.url, other.worldmodel.code.trust = "http://localhost:1/v1", True
     assert fingerprint(plain) == fingerprint(other)
-
-
-def test_code_is_found_in_an_answer() -> None:
-    assert source_of("def step(): 1") == "def step(): 1"
-    assert source_of("think\n```\nold\n```\nmore\n```python\nnew\n```\nend") == "new\n"
-    assert source_of("```python\ncut off") == "cut off\n"

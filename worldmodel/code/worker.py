@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import secrets
 import socket
@@ -22,6 +23,10 @@ from worldmodel.world_model import InvalidReason, PredictionInvalid
 
 _START = 60.0  # seconds until a new process is ready, on a busy machine
 _BYTES = 1 << 20  # of an answer
+# Of our environment, which may hold keys, only what an interpreter may need to start; sets of texts have one order in
+# all processes.
+_KEPT = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
+_KEPT |= {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"}
 _GUARD = ProcessGuard()  # ends a process in an endless loop whose parent was killed
 
 
@@ -84,8 +89,7 @@ class StepWorker:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-s", "-S", confined.__file__, str(self._megabytes)],
-                # nothing of our environment, which may hold keys; sets of texts have one order in all processes
-                env={MARK: mark, "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"},
+                env=_KEPT | {MARK: mark},
                 cwd="/",
                 start_new_session=True,
                 stdin=theirs.fileno(),
