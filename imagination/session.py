@@ -27,7 +27,7 @@ from policy.lm.render import ChatFormat
 from real_envs.env import TaskSet
 from real_envs.trajectory import Trajectory
 from worldmodel.calibration import Calibration
-from worldmodel.code.world_model import CodeWorldModel, load_world
+from worldmodel.code.world_model import SOURCE, CodeWorldModel, load_world
 from worldmodel.diffusion.engine import DiffusionWorldModel, check_trained
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.formats.full import TransitionFormat
@@ -160,7 +160,7 @@ class Session:
 
     def _code(self, folder: Path) -> CodeWorldModel:
         code = self.config.worldmodel.code
-        return load_world(need(folder, world_models.STAGE), code.trust, code.seconds, code.megabytes)
+        return load_world(need(folder / SOURCE, world_models.STAGE).parent, code.trust, code.seconds, code.megabytes)
 
     def _served(self, folder: Path, form: TransitionFormat, temperature: float) -> TextWorldModel:
         """The model of a server, read and written by the tokenizer of ``folder``."""

@@ -27,9 +27,8 @@ class CodeSettings(ChatServerSettings):
     timeout: float = 600.0
     rounds: int = 8  #: requests for a repair, at most
     episodes: int = 3  #: logged episodes in the prompt
-    turns: int = (
-        300  #: logged turns that each version is tested on, and held-back ones that choose the version, at most
-    )
+    #: logged turns that each version is tested on, and held-back turns that choose the version, at most
+    turns: int = 300
     failures: int = 6  #: wrong turns that a request for a repair shows
     tokens: int = 8000  #: longest answer of the server, in tokens
     seconds: float = 2.0  #: time limit of a call of the function

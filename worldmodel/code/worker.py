@@ -85,20 +85,19 @@ class StepWorker:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        mark = secrets.token_hex(8)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-s", "-S", confined.__file__, str(self._megabytes)],
-                env=_KEPT | {MARK: mark},
-                cwd="/",
-                start_new_session=True,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        _GUARD.watch(self._process.pid, mark)
-        self._socket, self._read = ours, b""
+        self._socket, self._read, mark = ours, b"", secrets.token_hex(8)
         try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-s", "-S", confined.__file__, str(self._megabytes)],
+                    env=_KEPT | {MARK: mark},
+                    cwd="/",
+                    start_new_session=True,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            _GUARD.watch(self._process.pid, mark)
             told = self._receive(_START)
             if "answer" not in told:
                 raise OSError(str(told.get("error")))
