@@ -28,6 +28,7 @@ from policy.lm.render import ChatFormat
 from real_envs.env import TaskSet
 from real_envs.trajectory import Trajectory
 from worldmodel.calibration import Calibration
+from worldmodel.code.world_model import SOURCE, CodeWorldModel, load_world
 from worldmodel.diffusion.engine import DiffusionWorldModel, check_trained
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.formats.full import TransitionFormat
@@ -113,9 +114,10 @@ class Session:
             name: of its folder under ``models/``; another than the run's own is loaded alone, not as an ensemble.
 
         Raises:
-            UserError: it is not trained yet, or was trained in another form.
+            UserError: it is not trained yet, or was trained in another form; or it is code of somebody else.
             EngineCannotScore: an ensemble in an engine that only samples.
-            EngineUnavailable: kind=diffusion in an engine that writes from left to right.
+            EngineUnavailable: kind=diffusion in an engine that writes from left to right, or kind=code on a system
+                that cannot confine it.
         """
         config, run, settings, engine = self.config, self.run, self.config.worldmodel, self.config.engine.name
         world_models.check_writes(settings)
@@ -133,6 +135,8 @@ class Session:
                 f"engine={engine} writes from left to right and cannot fill in a canvas: set engine=inprocess, or "
                 "another worldmodel.kind"
             )
+        if settings.kind == "code":
+            return self._by_rules(self._code(run.model(name)))
         log = self.log.train if log is None else log
         form = world_models.form_of(settings, log)
         temperature = config.dream.temperature if temperature is None else temperature
@@ -141,7 +145,11 @@ class Session:
             self._served(folder, form, temperature) if served else self._member(folder, form, temperature, log)
             for folder in folders
         ]
-        model: LanguageWorldModel = members[0] if alone else EnsembleWorldModel(members, settings.lead)
+        return self._by_rules(members[0] if alone else EnsembleWorldModel(members, settings.lead))
+
+    def _by_rules(self, model: LanguageWorldModel) -> LanguageWorldModel:
+        """The model behind what the settings let answer in its place: rules, schemas and a declared goal."""
+        config, run, settings = self.config, self.run, self.config.worldmodel
         rules = world_models.rules_of(run) if settings.rules != "off" else None
         if rules is not None and settings.rules != "off":
             if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
@@ -150,6 +158,10 @@ class Session:
         if settings.exact == "schema":
             model = DeclaredRefusals(model, world_models.refusal_of(config.env.name))
         return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
+
+    def _code(self, folder: Path) -> CodeWorldModel:
+        code = self.config.worldmodel.code
+        return load_world(need(folder / SOURCE, world_models.STAGE).parent, code.trust, code.seconds, code.megabytes)
 
     def _served(self, folder: Path, form: TransitionFormat, temperature: float) -> TextWorldModel:
         """The model of a server, read and written by the tokenizer of ``folder``."""

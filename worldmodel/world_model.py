@@ -68,6 +68,7 @@ class InvalidReason(StrEnum):
     NO_STATUS = "no_status"  # no line with reward and end
     EDIT = "edit"  # an edit that cannot be applied
     REASONING = "reasoning"  # no line that ends the reasoning within its limit
+    CODE = "code"  # a step function broke, took too long, or returned something else
 
 
 class PredictionInvalid(Exception):

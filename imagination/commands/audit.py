@@ -40,6 +40,7 @@ from imagination.settings import AuditSettings, Config, UserError
 from real_envs.env import TaskSet
 from real_envs.files import read_json, write_atomically
 from real_envs.worker_pool import real_interaction
+from worldmodel.code.world_model import SOURCE
 from worldmodel.world_model import LanguageWorldModel
 
 
@@ -106,7 +107,8 @@ def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
         return None
     written = path.stat().st_mtime
     policies = [Path(policy) / "config.json" for policy in config.audit.policies]
-    models = [*(folder / "models").rglob("config.json"), *(path for path in policies if path.exists())]
+    made = [path for name in ("config.json", SOURCE) for path in (folder / "models").rglob(name)]
+    models = [*made, *(path for path in policies if path.exists())]
     if any(model.stat().st_mtime > written for model in models):
         return None
     measured = read_json(path)
@@ -117,7 +119,9 @@ def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
 def _settings(config: Config) -> str:
     """A short hash of the settings that decide what an audit says."""
     which = {k: v for k, v in asdict(config.audit).items() if k not in ("runs", "world_models", "others")}
-    parts = [config.seed, which, asdict(config.worldmodel), asdict(config.dream), asdict(config.evaluate)]
+    # who wrote its code and how decides nothing of what it is now
+    world = {k: v for k, v in asdict(config.worldmodel).items() if k != "code"}
+    parts = [config.seed, which, world, asdict(config.dream), asdict(config.evaluate)]
     parts.append(config.collect.validation)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 

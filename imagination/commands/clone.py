@@ -39,7 +39,8 @@ def clone(config: Config, folder: Path) -> None:
         train, _ = read_log(run, config.collect.validation)
         extra = read_supplements(run, config.clone.supplements)
         chosen = imitated(train, config.clone, needed=not extra)
-        from_world_model = config.clone.from_world_model and not config.policy.model
+        has_weights = config.worldmodel.kind != "code"
+        from_world_model = config.clone.from_world_model and has_weights and not config.policy.model
         if from_world_model:
             folder = need(run.model("worldmodel"), "fit-world-model")
             model, tokenizer = load_checkpoint(str(folder), chat_template=config.policy.chat_template)

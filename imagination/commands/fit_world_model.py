@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 
+from imagination.commands.code_worlds import fit_code
 from imagination.commands.rules import find_rules, rules_sentence
 from imagination.commands.screens import fit_screens
 from imagination.data.batches import Batches, copying_answers, fit_batches, fitting
@@ -44,6 +46,9 @@ def fit_world_model(config: Config, folder: Path) -> None:
 
     It learns from real episodes alone, never from dreams, and is evaluated on held-out episodes.
 
+    With worldmodel.kind=code nothing is trained: a language model on a server (worldmodel.code.url and .model) writes
+    the world as a Python function.
+
     Reads: log/
     Writes: tokenizer/, models/worldmodel/ (worldmodel-1/, ... for further members), or models/screen/
 
@@ -58,9 +63,13 @@ def fit_world_model(config: Config, folder: Path) -> None:
         fit_screens(config, folder)
         return
     with run_stage(config, folder, "fit_world_model") as run:
+        if config.worldmodel.kind == "code":
+            fit_code(session := Session(config, run))
+            _measured(session, {})
+            return
         world_models.check_room(config.worldmodel, config.dream)
         session = Session(config, run)
-        train, held = session.log
+        train = session.log.train
         chosen = chosen_model(run, config.worldmodel, config.vocab_size, train)
         settings = replace(config.worldmodel, model=chosen)
         form, thoughts = world_models.form_of(settings, train), world_models.thoughts_of(config.worldmodel, train)
@@ -98,15 +107,22 @@ def fit_world_model(config: Config, folder: Path) -> None:
                 mark(model, settings.diffusion)
             save_checkpoint(model, tokenizer, world_models.member_folder(run, member))
         leave()
-        if settings.rules != "off":
-            print(rules_sentence(find_rules(run, settings.goal, train, held)[1]), file=sys.stderr, flush=True)
-        worth = 1.0 if session.solved_at is None else session.solved_at
-        best = max([worth, *(t.total_reward for t in train)])  # a solved task has that much, and no dream can have more
-        run.update({"world_model_form": world_models.trained_as(settings), "best_return": best})
-        measured = {**measure(session), "unchanged_share": examples.unchanged_share}
-        run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
+        measured = _measured(session, {"unchanged_share": examples.unchanged_share})
         run.update({"language": language_metrics(chat, train, heldout_tasks(run), form)})
         world_models.note_unended(measured, config.worldmodel.reasoning_tokens)
+
+
+def _measured(session: Session, beside: Mapping[str, Any]) -> dict[str, Any]:
+    """What held-out episodes say of the model that was just fitted, written down with what is known ``beside``."""
+    run, settings, (train, held) = session.run, session.config.worldmodel, session.log
+    if settings.rules != "off":
+        print(rules_sentence(find_rules(run, settings.goal, train, held)[1]), file=sys.stderr, flush=True)
+    worth = 1.0 if session.solved_at is None else session.solved_at
+    best = max([worth, *(t.total_reward for t in train)])  # a solved task has that much, and no dream can have more
+    run.update({"world_model_form": world_models.trained_as(settings), "best_return": best})
+    measured = {**measure(session), **beside}
+    run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
+    return measured
 
 
 @torch.no_grad()

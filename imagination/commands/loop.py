@@ -116,6 +116,11 @@ def check(config: Config) -> None:
             "the loop compares versions of the world model by the log-probability of held-back turns, which "
             "worldmodel.kind=diffusion only bounds: set worldmodel.kind=text, delta or retrieval"
         )
+    if config.worldmodel.kind == "code":
+        raise UserError(
+            "the loop compares versions of the world model by the log-probability of held-back turns, which "
+            "worldmodel.kind=code does not have: set worldmodel.kind=text, delta or retrieval"
+        )
     if config.loop.price and not config.env.price:
         raise UserError("loop.price limits what real steps cost: set env.price, the price of one")
 

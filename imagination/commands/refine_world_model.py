@@ -110,6 +110,11 @@ def check(config: Config) -> Algorithm:
             "worldmodel.kind=diffusion cannot be refined: RL needs log-probs of what was sampled, and a canvas has "
             "none; refine another kind"
         )
+    if config.worldmodel.kind == "code":
+        raise UserError(
+            "worldmodel.kind=code has no weights to refine: `imagine fit-world-model` again with another "
+            "worldmodel.code.model or more worldmodel.code.rounds, or refine another kind"
+        )
     return algorithm
 
 

@@ -115,7 +115,8 @@ def run_tokenizer(
     folder = run.path / "tokenizer"
     form = form_of(worldmodel, log)
     mask = worldmodel.kind == "diffusion"
-    kind = worldmodel.kind + ("+facts" if worldmodel.facts else "") + ("+reasoning" if form.reasoning_tokens else "")
+    kind: str = "text" if worldmodel.kind == "code" else worldmodel.kind
+    kind += ("+facts" if worldmodel.facts else "") + ("+reasoning" if form.reasoning_tokens else "")
     made = {"vocab_size": vocab_size, "tokenizer_kind": kind}
     known = {key: run.summary.get(key, "text" if key == "tokenizer_kind" else None) for key in made}
     if known != made or not (folder / "tokenizer.json").exists():

@@ -80,7 +80,7 @@ def trained_as(settings: WorldModelSettings) -> str:
 def as_trained(run: RunFolder, settings: WorldModelSettings) -> WorldModelSettings:
     """The settings with the kind that the run's world model of text was trained as, whatever they ask for."""
     form = run.summary.get("world_model_form", "text")
-    others: tuple[Literal["delta", "retrieval", "diffusion"], ...] = ("delta", "retrieval", "diffusion")
+    others: tuple[Literal["delta", "retrieval", "diffusion", "code"], ...] = ("delta", "retrieval", "diffusion", "code")
     return replace(settings, kind=next((kind for kind in others if form.startswith(kind)), "text"))
 
 

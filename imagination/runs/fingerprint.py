@@ -63,6 +63,11 @@ def fingerprint(config: Config, stage: str = "") -> str:
             del chosen[name]["rules"], chosen[name]["resamples"]
         if name == "worldmodel" and (stage in _FITS or config.worldmodel.exact == "off"):
             del chosen[name]["exact"]  # as above, and runs from before there was one are known without
+        if name == "worldmodel":
+            code = chosen[name].pop("code")  # as above
+            if config.worldmodel.kind == "code":
+                aside = ("url", "key_env", "timeout", "retries", "trust")
+                chosen[name]["code"] = {key: value for key, value in code.items() if key not in aside}
         if name == "train" and not config.train.max_staleness:
             del chosen[name]["max_staleness"]  # as above
         if name == "dream" and not config.dream.noise:

@@ -15,6 +15,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="DataclassInstance")
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{\s*[\w.]+:")  # of OmegaConf, not behind a backslash: ${oc.env:HOME}
+_CONSENT = ".trust"  # a setting of that name is the user's own to give, each time
 _RUN = r"\w[\w.-]*(/\w[\w.-]*)*"  # a run's name
 
 
@@ -208,7 +210,8 @@ def remember_overrides(overrides: Sequence[str], folder: Path) -> None:
 
 
 def remembered_overrides(folder: Path) -> list[str]:
-    """The overrides that were saved when this run was last used; none for a new run.
+    """The overrides that were saved when this run was last used; none for a new run. What allows code to run is not
+    taken from a folder: it may be that of whoever wrote the code.
     Raises ``ConfigError``: the file is damaged, or one asks for something of this machine, such as a variable of the
     environment. A typed one may; but the folder may be somebody else's.
     """
@@ -220,7 +223,7 @@ def remembered_overrides(folder: Path) -> list[str]:
         raise ConfigError(f"{path} is damaged: {error}; give the settings again without it") from error
     if asking := next(filter(_RESOLVER.search, overrides), None):
         raise ConfigError(f"{path}: '{asking}' would be resolved on this machine; write its value there, or remove it")
-    return overrides
+    return [override for override in overrides if not override.partition("=")[0].endswith(_CONSENT)]
 
 
 def _with_value(override_: str, config: Any) -> str:
@@ -232,6 +235,19 @@ def _with_value(override_: str, config: Any) -> str:
     for part in key.split("."):
         value = value[part]
     return override(key, value)
+
+
+def load_on_top(remembered: Sequence[str], typed: Sequence[str], schema: type[C]) -> C:
+    """The settings of a folder with those of a command on top. A consent counts only where the command gives it by its
+    full name, however the folder has it. Raises ``ConfigError``: anything wrong in either.
+    """
+    config = load_config(merge_overrides(remembered, typed), schema)
+    given = {word.partition("=")[0] for word in typed}
+    for key in schema_keys(schema):
+        *sections, name = key.split(".")
+        if key.endswith(_CONSENT) and key not in given:
+            setattr(reduce(getattr, sections, config), name, False)
+    return config
 
 
 @dataclass(frozen=True)
@@ -265,7 +281,7 @@ def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:
     earlier = remembered_overrides(named) if re.fullmatch(_RUN, given.get("run", "")) else []
     if earlier:  # merged at once: composing twice costs half a second, and the new overrides need not be valid alone
         chosen = merge_overrides(earlier, overrides)
-        config: Any = load_config(chosen, schema)
+        config: Any = load_on_top(earlier, overrides, schema)
         if run_folder(config.run, Path(config.output)) == named:  # else a file of a group sets another output
             return Resolved(config, named, chosen, True)
     config = load_config(overrides, schema)
@@ -274,7 +290,7 @@ def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:
     if not earlier:
         return Resolved(config, folder, list(overrides), False)
     chosen = merge_overrides(earlier, overrides)
-    return Resolved(load_config(chosen, schema), folder, chosen, True)
+    return Resolved(load_on_top(earlier, overrides, schema), folder, chosen, True)
 
 
 def override(key: str, value: object) -> str:

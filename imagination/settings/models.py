@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
+from imagination.settings.data import ChatServerSettings
 from imagination.settings.schema import require
 from policy.lm.settings import AUTO, ModelSettings
 from worldmodel.diffusion.settings import DiffusionSettings
@@ -16,6 +17,36 @@ Option = str | int | float | bool | list[str] | list[int]
 
 
 @dataclass
+class CodeSettings(ChatServerSettings):
+    """The world model as a Python function that a language model on a server writes, for worldmodel.kind=code.
+
+    It is tested on logged turns and repaired by its failures. It runs in a process that can neither open files nor
+    reach the network (Linux only).
+    """
+
+    timeout: float = 600.0
+    rounds: int = 8  #: requests for a repair, at most
+    episodes: int = 3  #: logged episodes in the prompt
+    #: logged turns that each version is tested on, and held-back turns that choose the version, at most
+    turns: int = 300
+    failures: int = 6  #: wrong turns that a request for a repair shows
+    tokens: int = 8000  #: longest answer of the server, in tokens
+    seconds: float = 2.0  #: time limit of a call of the function
+    megabytes: int = 512  #: memory limit of its process
+    #: run code that fit-world-model has not written on this machine, such as that of somebody else's run; not
+    #: remembered for later commands
+    trust: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "0 or more", "rounds")
+        require(self, "1 or more", "episodes", "turns", "failures", "tokens")
+        require(self, "above 0", "seconds")
+        if self.megabytes < 64:  # the interpreter alone has some 30
+            raise ValueError(f"megabytes must be 64 or more, got {self.megabytes}")
+
+
+@dataclass
 class WorldModelSettings(ModelSettings):
     """The world model: LM, format of predictions, ensemble, and what decides reward and termination."""
 
@@ -23,9 +54,10 @@ class WorldModelSettings(ModelSettings):
     #: on the log; a model from scratch otherwise, and where sizes or members are set
     model: str = AUTO
     #: text predicts whole observations, delta edits of earlier ones, retrieval reads similar transitions first;
-    #: diffusion fills in whole observations from all sides (worldmodel.diffusion); screen predicts the next screenshot
-    #: and is a separate model, beside the one of text
-    kind: Literal["text", "delta", "retrieval", "diffusion", "screen"] = "text"
+    #: diffusion fills in whole observations from all sides (worldmodel.diffusion); code is a Python function that a
+    #: language model writes (worldmodel.code); screen predicts the next screenshot and is a separate model, beside the
+    #: one of text
+    kind: Literal["text", "delta", "retrieval", "diffusion", "code", "screen"] = "text"
     members: int = 1  #: of an ensemble that differ in their random initialisation; 1 is a single model
     #: member that predicts a turn of a sampled dream: sampled per turn, or always the first
     lead: Literal["drawn", "first"] = "drawn"
@@ -52,6 +84,7 @@ class WorldModelSettings(ModelSettings):
     resamples: int = 8  #: of a prediction that breaks an invariant, at most (repair)
     goal: Goal = field(default_factory=Goal)  #: decides reward and termination in place of the model where it is set
     diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)  #: canvas and sampler, for kind=diffusion
+    code: CodeSettings = field(default_factory=CodeSettings)  #: who writes the function and its limits, for kind=code
     screen: ScreenSettings = field(default_factory=ScreenSettings)  #: the model of screenshots, for kind=screen
 
     def __post_init__(self) -> None:
@@ -64,6 +97,11 @@ class WorldModelSettings(ModelSettings):
             raise ValueError(
                 "worldmodel.kind=diffusion has no log-probs of given tokens, which ensembles and reasoning need: set "
                 "worldmodel.members=1 and worldmodel.reasoning_tokens=0"
+            )
+        if self.kind == "code" and (self.members > 1 or self.reasoning_tokens or self.facts):
+            raise ValueError(
+                "worldmodel.kind=code is a function that reads the episode and nothing else: set worldmodel.members=1, "
+                "worldmodel.reasoning_tokens=0 and worldmodel.facts=0"
             )
         if self.members > 1 and self.model not in ("", AUTO) and not self.lora.rank:
             raise ValueError(

@@ -27,7 +27,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_envs import real_tasks
 from imagination.session import Session
 from imagination.settings import Config, UserError
-from imagination.settings.compose import load_config, merge_overrides, remembered_overrides
+from imagination.settings.compose import load_on_top, remembered_overrides
 from real_envs.files import write_atomically
 from real_envs.worker_pool import real_interaction
 from worldmodel.evaluation.proportions import summarise
@@ -199,7 +199,7 @@ def config_of_arm(path: Path, folder: Path, settings: str) -> Config:
 
 def _config_with(path: Path, folder: Path, settings: str) -> Config:
     own = remembered_overrides(path) or remembered_overrides(folder)
-    config = load_config(merge_overrides(own, shlex.split(settings)), Config)
+    config = load_on_top(own, shlex.split(settings), Config)
     check(config)
     return config
 

@@ -27,7 +27,7 @@ from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_jobs import run_jobs
 from imagination.settings import Config
-from imagination.settings.compose import load_config, remembered_overrides
+from imagination.settings.compose import load_config, load_on_top, remembered_overrides
 from imagination.settings.scale import ScaleSettings
 from real_envs.files import write_atomically
 from worldmodel.evaluation.proportions import number
@@ -124,8 +124,9 @@ def audit_others(config: Config, path: Path, folder: Path) -> list[dict[str, Any
 def config_of(path: Path, config: Config) -> Config:
     """A run's own settings, such as the kind of its world model, with the audit's of ``config``."""
     overrides = remembered_overrides(path)
-    own = load_config(overrides, Config) if overrides else deepcopy(config)
+    own = load_on_top(overrides, [], Config) if overrides else deepcopy(config)
     own.audit = deepcopy(config.audit)
+    own.worldmodel.code.trust = config.worldmodel.code.trust
     own.seed = int(RunFolder(path, config.seed).summary["seed"])
     return own
 

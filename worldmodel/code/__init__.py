@@ -1,0 +1,1 @@
+"""World models that are a Python function, which a language model wrote."""
