@@ -36,7 +36,7 @@ from worldmodel.goal import GoalWorldModel
 from worldmodel.known_rewards import KnownRewardsWorldModel, rewarded_actions
 from worldmodel.rules.invariants import OUTCOME
 from worldmodel.rules.rule_set import RuleSet
-from worldmodel.rules.world_model import DeclaredRefusals, RuledWorldModel
+from worldmodel.rules.world_model import DeclaredAnswers, RuledWorldModel
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import LanguageWorldModel
 
@@ -136,7 +136,7 @@ class Session:
                 "another worldmodel.kind"
             )
         if settings.kind == "code":
-            return self._by_rules(self._code(run.model(name)))
+            return self._by_rules(self._code(run.model(name)), log)
         log = self.log.train if log is None else log
         form = world_models.form_of(settings, log)
         temperature = config.dream.temperature if temperature is None else temperature
@@ -145,9 +145,9 @@ class Session:
             self._served(folder, form, temperature) if served else self._member(folder, form, temperature, log)
             for folder in folders
         ]
-        return self._by_rules(members[0] if alone else EnsembleWorldModel(members, settings.lead))
+        return self._by_rules(members[0] if alone else EnsembleWorldModel(members, settings.lead), log)
 
-    def _by_rules(self, model: LanguageWorldModel) -> LanguageWorldModel:
+    def _by_rules(self, model: LanguageWorldModel, log: Sequence[Trajectory] | None) -> LanguageWorldModel:
         """The model behind what the settings let answer in its place: rules, schemas and a declared goal."""
         config, run, settings = self.config, self.run, self.config.worldmodel
         rules = world_models.rules_of(run) if settings.rules != "off" else None
@@ -155,8 +155,9 @@ class Session:
             if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
                 rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
             model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
-        if settings.exact == "schema":
-            model = DeclaredRefusals(model, world_models.refusal_of(config.env.name))
+        log = self.log.train if log is None else log
+        for part, answer in world_models.declared_of(config.env.name, settings.exact, log).items():
+            model = DeclaredAnswers(model, part, answer)
         return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
 
     def _code(self, folder: Path) -> CodeWorldModel:

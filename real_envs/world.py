@@ -31,6 +31,9 @@ class World(Protocol):
         refusal: optional, ``(start, history, action) -> str | None``: what it says to an action that it refuses by
             rules that the texts of an episode declare, as schemas of tools do. Dreams take it from there
             (``worldmodel.exact=schema``).
+        user_answer: optional, ``(start, history, action, facts) -> (observation, reward, terminated) | None``: what the
+            user of a task says to an action, by the task's facts; ``None`` where somebody else answers
+            (``worldmodel.exact=user``).
         compose: optional, ``(settings, log, count, seed) -> list[Trajectory]``: at most so many episodes of new tasks,
             made of turns of the log, with what the tasks pay and the facts of their worlds (``imagine relabel
             hindsight.questions=100``). No real step is taken, and no held-out task is touched.

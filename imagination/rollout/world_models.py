@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from worldmodel.formats.memory import MemoryFormat, TaskMemory
 from worldmodel.formats.reasoning import INSTRUCTION, ReasoningFormat, reasoning_of
 from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
 from worldmodel.rules.rule_set import RuleSet, RulesInvalid
+from worldmodel.rules.world_model import DeclaredAnswer
 
 STAGE = "fit-world-model"
 UNFINISHED = "unfinished"
@@ -89,12 +90,34 @@ def member_folder(run: RunFolder, member: int) -> Path:
     return run.model(f"worldmodel-{member}" if member else "worldmodel")
 
 
-def refusal_of(env: str) -> Callable[[str, Sequence[Turn], str], str | None]:
-    """See ``World.refusal``. Raises ``UserError``: the world declares none."""
-    declared: Callable[[str, Sequence[Turn], str], str | None] | None = getattr(find_world(env), "refusal", None)
-    if declared is None:
-        raise UserError(f"env={env} declares no schemas of tools: set worldmodel.exact=off")
-    return declared
+def declared_of(env: str, exact: str, log: Sequence[Trajectory]) -> dict[str, DeclaredAnswer]:
+    """What ``worldmodel.exact`` takes from the world itself, by part (``World.refusal``, ``World.user_answer``).
+
+    Args:
+        log: whose facts say what the user of a task wants.
+
+    Raises:
+        UserError: the world declares no such part.
+    """
+    if exact == "off":
+        return {}
+    world = find_world(env)
+    refusal: Any = getattr(world, "refusal", None)
+    user_answer: Any = getattr(world, "user_answer", None)
+    if refusal is None or (exact == "user" and user_answer is None):
+        raise UserError(f"env={env} declares no {'users' if refusal else 'schemas of tools'}: set worldmodel.exact=off")
+
+    def refused(start: str, history: Sequence[Turn], action: str) -> tuple[str, float, bool] | None:
+        text = refusal(start, history, action)
+        return None if text is None else (text, 0.0, False)
+
+    facts = {episode.start: episode.world_facts for episode in log}
+
+    def said(start: str, history: Sequence[Turn], action: str) -> tuple[str, float, bool] | None:
+        answer: tuple[str, float, bool] | None = user_answer(start, history, action, facts.get(start, ()))
+        return answer
+
+    return {"schema": refused, "user": said} if exact == "user" else {"schema": refused}
 
 
 def rules_of(run: RunFolder) -> RuleSet | None:

@@ -79,8 +79,9 @@ class WorldModelSettings(ModelSettings):
     #: which predictions rules mined from the log replace: repair, all that a rule covers, and predictions that break an
     #: invariant of the log are sampled again; refuse, refused actions; off, none
     rules: Literal["off", "refuse", "repair"] = "repair"
-    #: schema: calls that the schemas of a world's tools do not allow are answered in the world's own words (env=bfcl)
-    exact: Literal["off", "schema"] = "off"
+    #: schema: calls that the schemas of a world's tools do not allow are answered in the world's own words; user: so is
+    #: the end of a user's turn, with what it pays, by the task's true calls and requests (env=bfcl)
+    exact: Literal["off", "schema", "user"] = "off"
     resamples: int = 8  #: of a prediction that breaks an invariant, at most (repair)
     goal: Goal = field(default_factory=Goal)  #: decides reward and termination in place of the model where it is set
     diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)  #: canvas and sampler, for kind=diffusion

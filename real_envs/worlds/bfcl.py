@@ -26,6 +26,7 @@ from real_envs.seeding import derive_seed
 from real_envs.trajectory import Turn
 from real_envs.worlds.bfcl_drawn import DrawnTasks, drawn_words
 from real_envs.worlds.bfcl_tasks import (
+    CHANGING,
     CLASSES,
     REFUSED,
     BfclTask,
@@ -40,6 +41,8 @@ DONE = "done()"
 _BEGINS = re.compile(r"\s*(?:[\[{]|[A-Za-z_][\w.]*\()")  # a call; other text is for the user
 _TOOL = re.compile(r"^(\w+)\((.*)\)$", re.MULTILINE)
 _PARAMETER = re.compile(r"(?:^|, )(\w+)(\??): ")
+_REQUEST = re.compile(r"^User: ", re.MULTILINE)
+_OF_USER = re.compile(r"(?:calls|request|tools) \d+: ")
 _LONGEST = 8000  # characters of a call that are read
 _FOLDS = 5
 _ROUNDS = 40  # states drawn of each original, before there are said to be no more that differ
@@ -146,6 +149,47 @@ def refusal(start: str, history: Sequence[Turn], action: str) -> str | None:
     except ValueError as error:
         return f"Error: {error}"
     return None
+
+
+def user_answer(
+    start: str, history: Sequence[Turn], action: str, facts: Sequence[str]
+) -> tuple[str, float, bool] | None:
+    """What the user says to the end of a turn, what it pays and whether it ends the episode, by ``BfclTask.facts``.
+
+    A turn is fulfilled where all its true calls were made and answered, and nothing else was that changes a state: of
+    texts alone, so it is not quite the world's own judgement, which compares states. ``None`` where no turn is ended,
+    and where the next one brings tools along, of which facts give the names alone.
+    """
+    texts = [start, *(turn.observation for turn in history)]
+    spoken = [k for k, text in enumerate(texts) if _REQUEST.search(text)]
+    tools = signatures("\n".join(_REQUEST.split(texts[k], 1)[0] for k in spoken))
+
+    def bound(text: str) -> tuple[str, dict[str, Any]] | None:
+        try:
+            call = call_of(text, tools)
+        except ValueError:
+            return "", {}
+        if call is None:
+            return None
+        return call.name, tools[call.name].bind(**call.named(list(tools[call.name].parameters))).arguments
+
+    told = dict(fact.split(": ", 1) for fact in facts if _OF_USER.match(fact))
+    number, turns = len(spoken), sum(key.startswith("calls") for key in told)
+    if bound(action) is not None or not 1 <= number <= turns or f"tools {number + 1}" in told:
+        return None
+    asked = told[f"calls {number}"]
+    wanted = [bound(call) for call in re.split(r"; (?=\w+\()", asked)] if asked != "none" else []
+    others = [bound(turn.action) for turn in history[spoken[-1] :] if not refused(turn.observation)]
+    for call in wanted:
+        if call not in others:
+            return _FAILED, 0.0, True
+        others.remove(call)
+    if any(call and call[0] in CHANGING and (call[0] != "echo" or "file_name" in call[1]) for call in others):
+        return _FAILED, 0.0, True
+    part = round(1.0 / turns, 2)
+    if number == turns:
+        return _SOLVED, round(1.0 - part * (turns - 1), 6), True
+    return f"User: {told[f'request {number + 1}']}", part, False
 
 
 class BfclGame(Game):
@@ -291,6 +335,7 @@ class Bfcl(GeneratedWorld):
     invalid: ClassVar[str] = REFUSED
     language: ClassVar[CommandGrammar] = LANGUAGE
     refusal = staticmethod(refusal)
+    user_answer = staticmethod(user_answer)
 
     def draw(
         self,

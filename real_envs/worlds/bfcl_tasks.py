@@ -30,6 +30,15 @@ CLASSES = tuple(
 ERROR = "Error during execution: "
 REFUSED = r'Error|\{(?:"\w+": [\w.]+, )*"error"'
 _ENUM = re.compile(r"\[Enum\]:\s*(\[[^\]]*\])")
+# Tools that change a state. A user is not content where one was called beside what was asked for.
+CHANGING = frozenset(
+    "activateParkingBrake add_contact add_to_watchlist adjustClimateControl authenticate_travel authenticate_twitter "  # noqa: SIM905
+    "book_flight cancel_booking cancel_order close_ticket comment cp create_ticket delete_message echo edit_ticket "
+    "fillFuelTank follow_user fund_account lockDoors logout mention message_login mkdir mv place_order post_tweet "
+    "pressBrakePedal purchase_insurance register_credit_card releaseBrakePedal remove_stock_from_watchlist "
+    "resolve_ticket retweet rm rmdir send_message setCruiseControl setHeadlights set_budget_limit set_navigation "
+    "startEngine ticket_login ticket_logout touch trading_login trading_logout unfollow_user withdraw_funds".split()
+)
 NAMES = (
     "root",
     "contents",
@@ -91,6 +100,7 @@ class BfclTask:
         lines = []
         for k, turn in enumerate(self.turns, 1):
             lines += [f"request {k}: {turn.request}"] if k > 1 else []
+            lines += [f"tools {k}: {', '.join(turn.tools)}"] if turn.tools else []
             lines.append(f"calls {k}: {'; '.join(str(parse_call(call)) for call in turn.calls) or 'none'}")
         return (*lines, *(line for api in self.apis for line in _lines(api, self.config.get(api, {}))))
 

@@ -114,26 +114,30 @@ class RuledWorldModel(WorldModelWrapper):
         super().release(session)
 
 
-class DeclaredRefusals(WorldModelWrapper):
-    """Any world model, where what the world itself declares to refuse is refused without asking the model.
+DeclaredAnswer = Callable[[str, Sequence[Turn], str], tuple[str, float, bool] | None]
+
+
+class DeclaredAnswers(WorldModelWrapper):
+    """Any world model, where what the world itself declares is answered without asking the model.
 
     Args:
-        refusal: see ``World.refusal``. What it refuses pays nothing and ends nothing.
+        part: what is declared, such as ``schema``.
+        answer: observation, reward and end after ``(start, history, action)``; ``None`` where the model is to say.
     """
 
-    def __init__(self, model: LanguageWorldModel, refusal: Callable[[str, Sequence[Turn], str], str | None]) -> None:
+    def __init__(self, model: LanguageWorldModel, part: str, answer: DeclaredAnswer) -> None:
         super().__init__(model)
-        self.refusal = refusal
-        self.version = f"{model.version}+schema"
+        self.part, self.answer = part, answer
+        self.version = f"{model.version}+{part}"
 
-    def around(self, model: LanguageWorldModel) -> DeclaredRefusals:
-        return DeclaredRefusals(model, self.refusal)
+    def around(self, model: LanguageWorldModel) -> DeclaredAnswers:
+        return DeclaredAnswers(model, self.part, self.answer)
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
     ) -> Prediction:
-        text = self.refusal(start, history, action)
-        if text is None:
+        declared = self.answer(start, history, action)
+        if declared is None:
             return await self.model.predict(start, history, action, seed, session)
         sure = 0.0 if len(self.engines) > 1 else None
-        return Prediction(text, 0.0, False, 1.0, 1.0, disagreement=sure, outcome_by="rule", rule="schema")
+        return Prediction(*declared, 1.0, 1.0, disagreement=sure, outcome_by="rule", rule=self.part)

@@ -26,7 +26,7 @@ from worldmodel.evaluation.transitions import Judged, judge
 from worldmodel.formats.full import FullObservation
 from worldmodel.formats.retrieval import TransitionIndex
 from worldmodel.rules.refusals import Refusals, learn_refusals
-from worldmodel.rules.world_model import DeclaredRefusals, RuledWorldModel
+from worldmodel.rules.world_model import DeclaredAnswers, RuledWorldModel
 from worldmodel.world_model import LanguageWorldModel
 
 EPISODES = 150  # at most, whose actions are answered
@@ -64,7 +64,7 @@ async def signal_table(
     if (rules := rules_of(run)) is not None:
         signals.append(Violations(rules))
     plain = world
-    while isinstance(plain, RuledWorldModel | DeclaredRefusals):
+    while isinstance(plain, RuledWorldModel | DeclaredAnswers):
         plain = plain.model
     if log.held and settings.kind == "text" and not settings.facts and not settings.reasoning_tokens:
         model, chat = load_model(run.model("worldmodel"), "fit-world-model", settings)

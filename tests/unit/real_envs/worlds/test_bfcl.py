@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -16,9 +17,9 @@ from real_envs.env import Task
 from real_envs.errors import UserError
 from real_envs.scripted_agents import mixture
 from real_envs.trajectory import Observation, Turn
-from real_envs.worlds.bfcl import LANGUAGE, Bfcl, BfclGame, BfclSettings, is_heldout, refusal
+from real_envs.worlds.bfcl import LANGUAGE, Bfcl, BfclGame, BfclSettings, is_heldout, refusal, user_answer
 from real_envs.worlds.bfcl_drawn import DrawnTasks, drawn_words
-from real_envs.worlds.bfcl_tasks import REFUSED, BfclTask, Package, refused
+from real_envs.worlds.bfcl_tasks import CHANGING, REFUSED, BfclTask, Package, entities, refused
 from tests.support.played import by_plan, findings, generated
 from tests.support.refusal import refused as raises
 
@@ -288,9 +289,11 @@ def test_an_instance_is_copied_with_its_chance(package: Package) -> None:
 
 @needs_package
 def test_what_schemas_refuse_is_told_from_the_texts_of_an_episode_alone(package: Package) -> None:
-    """In each turn of every scripted agent ``refusal`` says what the world said, and nothing where an API answered."""
+    """In each turn of every scripted agent ``refusal`` says what the world said, and nothing where an API answered;
+    what ``user_answer`` says by the facts is nearly always what the world says, which compares states."""
     assert FOLDER is not None
     game, refusals, others = BfclGame(FOLDER, privileged=True), 0, 0
+    same, paid = Counter[bool](), Counter[tuple[bool, bool]]()
     for number, original in enumerate([*package.originals("base")[::9], *package.originals("miss_func")[::20]]):
         for agent, _ in mixture((), LANGUAGE):
             start = game.reset(Task("t", {"task": original.write()}))
@@ -301,5 +304,33 @@ def test_what_schemas_refuse_is_told_from_the_texts_of_an_episode_alone(package:
                 said = text if text.startswith("Error: ") else None
                 assert declared == said, action
                 refusals, others = refusals + (said is not None), others + (said is None)
+                if answer := user_answer(start.text, history, action, original.facts()):
+                    same[answer == (text, pytest.approx(result.reward), result.terminated)] += 1
+                    paid[answer[1] > 0, result.reward > 0] += 1
+                else:
+                    assert original.kind == "miss_func" or not (result.reward or result.terminated)
                 history.append(Turn(action, text, result.reward, result.terminated))
     assert min(refusals, others) > 100
+    assert same[True] > 0.95 * same.total() > 200
+    assert paid[True, True] > 0.97 * (paid[True, True] + paid[True, False]) > 60, "what it pays, the world pays"
+
+
+@needs_package
+def test_tools_that_are_not_listed_change_no_state(package: Package) -> None:
+    rng = random.Random(0)
+    for original in package.originals("base")[::12]:
+        apis = package.load(original)
+        for user in original.turns:
+            for call in _random_calls(package, original, rng):
+                tried = apis.copy()
+                tried.answer(call)
+                assert call.name in CHANGING or apis.same_state(tried), call
+            for written in user.calls:
+                apis.answer(parse_call(written))
+
+
+def _random_calls(package: Package, task: BfclTask, rng: random.Random) -> Iterator[Call]:
+    values = {"integer": 3, "number": 2.0, "boolean": True, "array": ["a"], "object": {}}
+    for name, schema in package.tools(task, 0).items():
+        texts = [str(rng.choice(entities(task)))]
+        yield Call(name, {key: values.get(of["type"], texts[0]) for key, of in schema["properties"].items()})

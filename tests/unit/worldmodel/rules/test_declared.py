@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from imagination.rollout.world_models import refusal_of
+from imagination.rollout.world_models import declared_of
 from real_envs.errors import UserError
 from tests.support.dreamed import steps
 from tests.support.scripted import Answering
-from worldmodel.rules.world_model import DeclaredRefusals
+from worldmodel.rules.world_model import DeclaredAnswers
 from worldmodel.world_model import Prediction
 
 TOOLS = "Tools.\nmv(source: str, destination: str)\nrate(day?: str, scale: int = 1)\nUser: Move a."
@@ -21,7 +21,8 @@ def test_only_what_schemas_refuse_is_answered_without_the_model() -> None:
         asked.append(action)
         return Prediction("{}", 0.5, False, confidence=0.3, outcome_confidence=0.4)
 
-    model = DeclaredRefusals(Answering(answer), refusal_of("bfcl"))  # type: ignore[arg-type]
+    schema = declared_of("bfcl", "schema", [])["schema"]
+    model = DeclaredAnswers(Answering(answer), "schema", schema)  # type: ignore[arg-type]
     wrong = ["mv(source='a')", "cp(source='a')", "mv(source='a', destination=b)", "rate('Mon', 2, 3)"]
     right = [
         "mv('a', destination='b')",
@@ -40,9 +41,10 @@ def test_only_what_schemas_refuse_is_answered_without_the_model() -> None:
     assert asked == right
     # a tool that a turn of the user brings along
     brought = "sort(file: str)\nUser: And now?"
-    history = DeclaredRefusals(
+    history = DeclaredAnswers(
         Answering(lambda seen, action: Prediction(brought, 0.0, False, 1.0, 1.0)),  # type: ignore[arg-type]
-        refusal_of("bfcl"),
+        "schema",
+        schema,
     )
     texts = [result.observation.text for result in steps(history, ["sort('a')", "done()", "sort('a')"], TOOLS)]
     assert texts[0].startswith("Error: ")
@@ -51,4 +53,5 @@ def test_only_what_schemas_refuse_is_answered_without_the_model() -> None:
 
 def test_a_world_that_declares_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="textworld"):
-        refusal_of("textworld")
+        declared_of("textworld", "schema", [])
+    assert declared_of("textworld", "off", []) == {}
