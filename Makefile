@@ -27,7 +27,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test docs chaos scale stability learn peers clients vllm-cpu audit-pins bench bench-gpu tripwires pretrained worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table clean $(STAGES)
+.PHONY: help install test docs chaos scale stability learn peers clients vllm-cpu audit-pins bench bench-gpu tripwires pretrained worlds fidelity loop-table opponents base base-table rules-table logs-table early-experience diffusion-table clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -161,6 +161,10 @@ fidelity: $(STAMP)  ## how good must a dream be? world models made worse in six 
 
 loop-table: $(STAMP)  ## real steps to a success on new tasks: the loop, its parts apart, real only; ARGS='--seeds 0 --arms loop'
 	$(BIN)/python -m tests.benchmarks.loop_table $(ARGS)
+
+opponents: $(STAMP)  ## what else a log and real steps are good for: imitation of all that was solved, ECHO, PaW, real only; a day of a core
+	$(BIN)/python -m tests.benchmarks.rules_table --modes sft sft-repair repair off --out outputs/opponents/logs $(ARGS)
+	$(BIN)/python -m tests.benchmarks.loop_table --out outputs/opponents/steps $(ARGS)
 
 base: $(STAMP)  ## the base model that comes with the package; hours of a core, goes on where it was stopped
 	$(BIN)/python -m imagination pretrain $(ARGS)
