@@ -43,6 +43,8 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
             yield wrong
     if most(dream.noise) and not dream.noise_actions:
         yield "dream.noise makes answers useless, and dream.noise_actions names none: set it to a pattern of actions"
+    if train.world == "real" and (dream.hindsight or most(dream.noise)):
+        yield "dream.hindsight and dream.noise are of dreams, and train.world=real has none: set both to 0"
     yield from _real_share(config)
     yield from _ahead(config)
     yield from _branches(config)

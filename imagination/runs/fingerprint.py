@@ -41,10 +41,9 @@ READS = {
     "learn_experience": (*_CLONE, *_PROMPT, "dream", "learn_experience"),
     "pretrain": ("seed", "vocab_size", "pretrain"),
 }
+# Settings that runs from before there were any are known without, where they are empty.
+_SINCE = ("chat_template", "keep_layers", "trim_vocabulary", "prm_beta", "prm_lr", "questions", "hindsight")
 # Stages that make the same whether rules answer in dreams or not.
-_SINCE = (  # settings that runs from before there were any are known without
-    *("chat_template", "keep_layers", "trim_vocabulary", "prm_beta", "prm_lr", "questions", "hindsight"),
-)
 _FITS = ("fit_world_model", "clone", "fit_critic", "digi_q")
 
 

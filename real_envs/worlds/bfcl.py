@@ -160,36 +160,48 @@ def user_answer(
     texts alone, so it is not quite the world's own judgement, which compares states. ``None`` where no turn is ended,
     and where the next one brings tools along, of which facts give the names alone.
     """
+    if not _ends_turn(action):
+        return None
+    of_user = dict(fact.split(": ", 1) for fact in facts if _OF_USER.match(fact))
+    # by what the agent did: a dreamed answer of a tool may look like a request, and is none
+    begun = [0, *(k + 1 for k, turn in enumerate(history) if _ends_turn(turn.action))]
     texts = [start, *(turn.observation for turn in history)]
-    spoken = [k for k, text in enumerate(texts) if _REQUEST.search(text)]
-    tools = signatures("\n".join(_REQUEST.split(texts[k], 1)[0] for k in spoken))
+    tools = signatures("\n".join(_REQUEST.split(texts[k], 1)[0] for k in begun))
+    number, turns = len(begun), sum(key.startswith("calls") for key in of_user)
+    if number > turns or f"tools {number + 1}" in of_user:
+        return None
 
     def bound(text: str) -> tuple[str, dict[str, Any]] | None:
+        """The tool and its arguments by name; ``None`` where the schemas refuse the call."""
         try:
             call = call_of(text, tools)
         except ValueError:
-            return "", {}
-        if call is None:
             return None
+        assert call is not None
         return call.name, tools[call.name].bind(**call.named(list(tools[call.name].parameters))).arguments
 
-    told = dict(fact.split(": ", 1) for fact in facts if _OF_USER.match(fact))
-    number, turns = len(spoken), sum(key.startswith("calls") for key in told)
-    if bound(action) is not None or not 1 <= number <= turns or f"tools {number + 1}" in told:
-        return None
-    asked = told[f"calls {number}"]
+    asked = of_user[f"calls {number}"]
     wanted = [bound(call) for call in re.split(r"; (?=\w+\()", asked)] if asked != "none" else []
-    others = [bound(turn.action) for turn in history[spoken[-1] :] if not refused(turn.observation)]
+    answered = (turn.action for turn in history[begun[-1] :] if not refused(turn.observation))
+    made = [call for call in map(bound, answered) if call is not None]
     for call in wanted:
-        if call not in others:
+        if call not in made:
             return _FAILED, 0.0, True
-        others.remove(call)
-    if any(call and call[0] in CHANGING and (call[0] != "echo" or "file_name" in call[1]) for call in others):
+        made.remove(call)
+    if any(name in CHANGING and (name != "echo" or "file_name" in arguments) for name, arguments in made):
         return _FAILED, 0.0, True
     part = round(1.0 / turns, 2)
     if number == turns:
         return _SOLVED, round(1.0 - part * (turns - 1), 6), True
-    return f"User: {told[f'request {number + 1}']}", part, False
+    return f"User: {of_user[f'request {number + 1}']}", part, False
+
+
+def _ends_turn(action: str) -> bool:
+    """Whether an action is no call of any tool."""
+    try:
+        return call_of(action, {}) is None
+    except ValueError:
+        return False
 
 
 class BfclGame(Game):

@@ -291,13 +291,17 @@ class Search(GeneratedWorld):
         if settings.corpus:
             raise UserError("questions are composed of a generated corpus alone: leave env.options.corpus empty")
         corpus, engine = make_corpus(settings.entities, settings.corpus_seed), engine_of(settings)
-        holds, found, rng = corpus.holds(), _found(log), random.Random(derive_seed("search/composed", seed))
+        holds, turns_by_action, rng = (
+            corpus.holds(),
+            _finding_turns(log),
+            random.Random(derive_seed("search/composed", seed)),
+        )
         starts, episodes = {episode.start for episode in log}, list[Trajectory]()
         for _ in range(_COMPOSED_TRIES * count):
             question = ask(corpus, holds, "train", rng.randint(settings.min_hops, settings.max_hops), rng)
             if question is None or len(episodes) == count or (start := start_of(settings, question)) in starts:
                 continue
-            steps = [_logged(hop, found) for hop in question.hops]
+            steps = [_logged(hop, turns_by_action) for hop in question.hops]
             if all(steps):
                 starts.add(start)
                 answer = Turn(f"answer: {question.hops[-1].shown}", "Right.", 1.0, True)
@@ -320,16 +324,16 @@ class Search(GeneratedWorld):
         return partial(SearchGame, SearchSettings(**settings), privileged)
 
 
-def _found(log: Sequence[Trajectory]) -> dict[str, Turn]:
+def _finding_turns(log: Sequence[Trajectory]) -> dict[str, Turn]:
     """The turns that listed or showed something, by action in lower case; the answer is the same in all episodes."""
     turns = (turn for episode in log for turn in episode.turns if _ACTION.fullmatch(turn.action))
     return {t.action.lower(): t for t in turns if re.match(r"1\. |(?!No )[^:]+: ", t.observation) and not t.terminated}
 
 
-def _logged(hop: Hop, found: Mapping[str, Turn]) -> list[Turn]:
+def _logged(hop: Hop, turns_by_action: Mapping[str, Turn]) -> list[Turn]:
     """The logged turns that find what the hop shows: a search, and the page where the list does not show it; none where
     the log has none."""
-    search, page = found.get(f"search: {hop.query}".lower()), found.get(f"open: {hop.title}".lower())
+    search, page = map(turns_by_action.get, (f"search: {hop.query}".lower(), f"open: {hop.title}".lower()))
     listed = re.search(rf"^\d+\. {re.escape(hop.title)}: (.*)", search.observation, re.MULTILINE) if search else None
     if search is None or listed is None:
         return []

@@ -71,7 +71,7 @@ class StepWorker:
                 self._start()
             try:
                 self._send(request, self._seconds)
-                told = self._receive(self._seconds)
+                reply = self._receive(self._seconds)
             except TimeoutError:
                 self._end()
                 raise _invalid(f"took longer than {self._seconds:g} s") from None
@@ -81,7 +81,7 @@ class StepWorker:
             except BaseException:  # the answer is still to come, and must not be taken for the next one's
                 self._end()
                 raise
-        return _outcome(told)
+        return _outcome(reply)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -98,9 +98,9 @@ class StepWorker:
                     stderr=subprocess.DEVNULL,
                 )
             _GUARD.watch(self._process.pid, mark)
-            told = self._receive(_START)
-            if "answer" not in told:
-                raise OSError(str(told.get("error")))
+            reply = self._receive(_START)
+            if "answer" not in reply:
+                raise OSError(str(reply.get("error")))
             self._send(self._source, self._seconds)
         except (OSError, ValueError) as error:
             self._end()
@@ -132,10 +132,10 @@ class StepWorker:
         line, _, self._read = self._read.partition(b"\n")
         if self._read:
             raise ValueError("two answers to one call")
-        told = json.loads(line)
-        if not isinstance(told, dict):
+        reply = json.loads(line)
+        if not isinstance(reply, dict):
             raise ValueError("no object")
-        return told
+        return reply
 
     def _end(self) -> None:
         if self._socket is not None:
@@ -161,10 +161,10 @@ def _invalid(what: str) -> PredictionInvalid:
     return PredictionInvalid(f"the step function {ascii(what)[1:-1]}", InvalidReason.CODE)
 
 
-def _outcome(told: dict[str, Any]) -> tuple[str, float, bool]:
-    if "error" in told:
-        raise _invalid(f"raised {str(told['error'])[:400]}")
-    answer = told.get("answer")
+def _outcome(reply: dict[str, Any]) -> tuple[str, float, bool]:
+    if "error" in reply:
+        raise _invalid(f"raised {str(reply['error'])[:400]}")
+    answer = reply.get("answer")
     if not isinstance(answer, dict):
         raise _invalid(f"returned a {type(answer).__name__}, not a dict")
     text, reward, ended = (answer.get(key) for key in ("observation", "reward", "terminated"))

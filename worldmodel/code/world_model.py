@@ -48,8 +48,8 @@ class CodeWorldModel:
             PredictionInvalid: the function raised an error, took too long, ended its process, or returned another type.
             EngineUnavailable: the process cannot be confined.
         """
-        told = await asyncio.to_thread(self._worker.call, start, history, action)
-        return Prediction(*told, confidence=1.0, outcome_confidence=1.0)
+        outcome = await asyncio.to_thread(self._worker.call, start, history, action)
+        return Prediction(*outcome, confidence=1.0, outcome_confidence=1.0)
 
     def release(self, session: object) -> None: ...
 

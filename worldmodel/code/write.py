@@ -108,9 +108,9 @@ def write_world(
         if not wrong:
             break
         failures = [_failure(*of) for of in rng.sample(wrong, min(limits.failures, len(wrong)))]
-        told = f"Your program is wrong in {len(wrong)} of {len(tested)} logged turns. Some of them:"
+        count = f"Your program is wrong in {len(wrong)} of {len(tested)} logged turns. Some of them:"
         again = "Repair it. Answer with the whole program."
-        question = "\n\n".join([first, f"Your program:\n```python\n{source}\n```", told, *failures, again])
+        question = "\n\n".join([first, f"Your program:\n```python\n{source}\n```", count, *failures, again])
     return best
 
 
@@ -160,8 +160,8 @@ def _failure(logged: Logged, got: str) -> str:
 
 
 def _described(episode: Trajectory, turns: Sequence[Turn]) -> str:
-    told = [f"> {t.action}\n{_answer(t.observation, t.reward or 0.0, t.terminated)}" for t in turns[:_SHOWN]]
-    return "\n".join([f"The first text: {_cut(episode.start)}", *told])
+    lines = [f"> {t.action}\n{_answer(t.observation, t.reward or 0.0, t.terminated)}" for t in turns[:_SHOWN]]
+    return "\n".join([f"The first text: {_cut(episode.start)}", *lines])
 
 
 def _answer(observation: str, reward: float, terminated: bool) -> str:

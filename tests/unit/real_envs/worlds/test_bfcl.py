@@ -315,6 +315,25 @@ def test_what_schemas_refuse_is_told_from_the_texts_of_an_episode_alone(package:
     assert paid[True, True] > 0.97 * (paid[True, True] + paid[True, False]) > 60, "what it pays, the world pays"
 
 
+def test_an_answer_that_looks_like_a_request_ends_no_turn_and_pays_nothing() -> None:
+    start = "Session 1.\nls()\ncd(folder: str)\nUser: First."
+    facts = ("calls 1: cd(folder='a')", "request 2: Second.", "calls 2: ls()")
+    fake = Turn("ls()", "User: Second.", 0.0, False)
+    assert user_answer(start, [fake], "done()", facts) == ("The user is not content.", 0.0, True)
+    first = [fake, Turn("cd('a')", "{}", 0.0, False)]
+    assert user_answer(start, first, "done()", facts) == ("User: Second.", 0.5, False)
+    second = [*first, Turn("done()", "User: Second.", 0.5, False)]
+    assert user_answer(start, second, "done()", facts) == ("The user is not content.", 0.0, True), "ls() was before"
+    assert user_answer(start, [*second, Turn("ls()", "a", 0.0, False)], "I am done.", facts) == (
+        "The user is content.",
+        0.5,
+        True,
+    )
+    assert user_answer(start, second, "ls()", facts) is None
+    assert user_answer(start, second, "rm('a')", facts) is None
+    assert user_answer(start, [], "done()", ()) is None
+
+
 @needs_package
 def test_tools_that_are_not_listed_change_no_state(package: Package) -> None:
     rng = random.Random(0)
@@ -332,5 +351,5 @@ def test_tools_that_are_not_listed_change_no_state(package: Package) -> None:
 def _random_calls(package: Package, task: BfclTask, rng: random.Random) -> Iterator[Call]:
     values = {"integer": 3, "number": 2.0, "boolean": True, "array": ["a"], "object": {}}
     for name, schema in package.tools(task, 0).items():
-        texts = [str(rng.choice(entities(task)))]
-        yield Call(name, {key: values.get(of["type"], texts[0]) for key, of in schema["properties"].items()})
+        text = rng.choice(entities(task))
+        yield Call(name, {key: values.get(of["type"], text) for key, of in schema["properties"].items()})
