@@ -141,6 +141,16 @@ def test_things_have_other_names_and_the_rest_stays() -> None:
     assert len(with_renamed(LOG, 3, seed=3)) == 4 * len(LOG)
 
 
+def test_names_are_other_ones_in_quotes_and_in_parts_of_file_names() -> None:
+    call = ("cp(source='oak_2.txt', destination='brick')", '{"oak_2.txt": "isn\'t \'brick\'"}')
+    log = [logged(0, "User: copy 'oak_2.txt' to brick.", call), *(logged(k, "nothing") for k in (1, 2))]
+    renamed = with_renamed(log, 1, seed=0)[len(log)]
+    new = new_names(whole(log[0]), whole(renamed))
+    oak, brick = new["oak"], new["brick"]
+    assert renamed.turns[0].action == f"cp(source='{oak}_2.txt', destination='{brick}')".replace("txt", new["txt"])
+    assert renamed.turns[0].observation == f'{{"{oak}_2.{new["txt"]}": "isn\'t \'{brick}\'"}}'
+
+
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.lists(st.sampled_from(SAID), min_size=1), st.booleans()), min_size=1, max_size=6),
