@@ -110,5 +110,5 @@ def answer(turn: Turn) -> _Answer:
 
 
 def _verb(action: str) -> str:
-    words = action.split()
-    return words[0].lower() if words else ""
+    """The first word; of a call, its name."""
+    return re.split(r"[\s(]", action.strip().lower(), maxsplit=1)[0]

@@ -196,6 +196,13 @@ def test_refusals_are_learned_from_what_follows() -> None:
     assert refusals.refuses("open chest", "That's already open.")  # of anything
 
 
+def test_a_call_with_other_arguments_is_the_same_verb() -> None:
+    """That nothing is found is said to three searches, which only look."""
+    searches = [(f"find(name='{name}')", '{"matches": []}') for name in ("oak", "elm", "ash", "fir")]
+    log = [episode(str(turns), *turns) for turns in itertools.permutations(searches)]
+    assert learn_refusals(log).patterns == frozenset()
+
+
 def test_a_log_without_shared_beginnings_teaches_no_refusal() -> None:
     assert learn_refusals([episode("a", ("go east", "You can't go that way."))]).patterns == frozenset()
 
