@@ -403,6 +403,9 @@ def next_commands(config: Config, coverage: Coverage) -> list[str]:
         if min(size / 2, _LONGEST) > limit
     ]
     agents = listed(agent for agent, _ in coverage.agents.most_common(3))
+    # what all of them solved makes the best clone to dream with: docs/results.md, "Other things to do with a log"
+    solved = len(coverage.agents) <= 3 and 20 <= coverage.solved < coverage.episodes
+    imitated = [f"clone.agents={agents}", *(["clone.solved_only=true"] if solved else [])]
     has_expert = "expert" in coverage.agents
     lines = ["", "next:"]
     if observation > 2 * _LONGEST:
@@ -414,7 +417,7 @@ def next_commands(config: Config, coverage: Coverage) -> list[str]:
         lines.append("  observations are long: with worldmodel.kind=delta the world model writes only what changes")
     lines += [
         f"  {command('fit-world-model', config, *raised)}",
-        f"  {command('clone', config, f'clone.agents={agents}')}",
+        f"  {command('clone', config, *imitated)}",
         f"  {command('train', config, *([] if has_expert else ['train.expert_share=0']))}",
         f"  {command('audit', config)}",
     ]

@@ -294,6 +294,7 @@ def test_the_next_commands_work_as_they_are_printed(tmp_path: Path, capsys: pyte
     agents = ["it's", "gpt-4o (a, b)", "42"]
     records = [
         {"task_id": f"t{k % 5}", "agent": agents[k % 3], "start": "Go.", "turns": [{"action": "a", "observation": "b"}]}
+        | {"success": k < 25}
         for k in range(30)
     ]
     out = tmp_path / "my runs, a=b $x"
@@ -307,7 +308,9 @@ def test_the_next_commands_work_as_they_are_printed(tmp_path: Path, capsys: pyte
         shown = capsys.readouterr().out
         assert f"in {out / 'mine'}:\n" in shown
         if words[0] == "clone":
-            assert sorted(yaml.safe_load(shown.partition("\nin ")[0])["clone"]["agents"]) == sorted(agents)
+            cloned = yaml.safe_load(shown.partition("\nin ")[0])["clone"]
+            assert sorted(cloned["agents"]) == sorted(agents)
+            assert cloned["solved_only"], "25 of 30 are known to have solved their task"
 
 
 def test_a_log_may_have_any_name_and_home_may_be_a_tilde(
