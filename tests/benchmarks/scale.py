@@ -51,6 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=Path("outputs/scale"))
+    parser.add_argument("--most", type=int, default=2, help="the staleness that is compared with none")
     parser.add_argument("--seconds", type=float, default=0.2, help="that a step takes")
     parser.add_argument("words", nargs="*", help="other settings, such as train.updates=20")
     arguments = parser.parse_args()
@@ -68,15 +69,15 @@ def main() -> None:
             fit_world_model(config(seed), cloned)
             clone(config(seed), cloned)
             row = {}
-            for most in (0, 2):
+            for most in (0, arguments.most):
                 folder = arguments.output / f"{seed}-{most}"
                 shutil.rmtree(folder, ignore_errors=True)
                 shutil.copytree(cloned, folder)
                 row[most] = trained(folder, seed, most, arguments.words)
             rows.append(row)
             show(seed, row)
-    differences = [mean(row[2]["success"]) - mean(row[0]["success"]) for row in rows]
-    ratios = [seconds(row[2]) / seconds(row[0]) for row in rows]
+    differences = [mean(row[arguments.most]["success"]) - mean(row[0]["success"]) for row in rows]
+    ratios = [seconds(row[arguments.most]) / seconds(row[0]) for row in rows]
     print(f"time {statistics.fmean(ratios):.2f} of that without staleness ({min(ratios):.2f} to {max(ratios):.2f})")
     spread = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("nan")
     print(
