@@ -73,6 +73,7 @@ def by_quarter(values: Sequence[int]) -> list[float]:
 async def reset_for(tasks: object, seconds: float, before: set[int], readings: list[tuple[int, int, int]]) -> int:
     """Plays short episodes in all workers; how many."""
     until, every, resets = time.monotonic() + seconds, seconds / 40, 0
+    begun = set[int]()  # workers whose first reset is done, all their processes with it
 
     async def play(number: int) -> None:
         nonlocal resets
@@ -81,6 +82,7 @@ async def reset_for(tasks: object, seconds: float, before: set[int], readings: l
         while time.monotonic() < until:
             await env.reset(played[resets % len(played)], resets)
             resets += 1
+            begun.add(number)
             for action in ("look", "inventory"):
                 await env.step(action)
         await env.close()
@@ -88,7 +90,7 @@ async def reset_for(tasks: object, seconds: float, before: set[int], readings: l
     playing = asyncio.gather(*(play(number) for number in range(WORKERS)))
     while not playing.done():
         await asyncio.wait([playing], timeout=every)
-        if resets >= WORKERS and time.monotonic() < until:
+        if len(begun) == WORKERS and time.monotonic() < until:
             ours = set(below(os.getpid())) - before
             passing = sum(map(of_chromium, ours))
             readings.append((len(ours) - passing, passing, sum(map(proportional, {os.getpid(), *ours}))))
