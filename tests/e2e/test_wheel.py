@@ -59,7 +59,7 @@ def test_the_command_runs_from_another_folder(
     assert Path(found.strip()).is_relative_to(installed)
     command = [sys.executable, str(installed / "bin" / "imagine"), "train", "--help"]
     helped = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert "preset=alfworld|base|bfcl|demo|" in helped.stdout
+    assert "preset=agent_r1|alfworld|base|bfcl|" in helped.stdout
     done = subprocess.run([sys.executable, "-c", STAGES], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "<html" in (tmp_path / "outputs" / "mine" / "report.html").read_text().lower()

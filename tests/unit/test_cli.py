@@ -210,7 +210,7 @@ def test_bare_words_of_an_import_are_its_format_and_files_and_are_not_remembered
 def test_help_teaches_stages_groups_and_examples(called: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
-    for word in [*STAGES, "algorithm=grpo|ppo", "preset=alfworld|base|bfcl|demo|gymnasium|", "imagine train run=mine"]:
+    for word in [*STAGES, "algorithm=grpo|ppo", "preset=agent_r1|alfworld|base|bfcl|demo|", "imagine train run=mine"]:
         assert word in out
     summaries = [stage.doc.summary for stage in STAGES.values()]
     assert len({line.index(s) for s in summaries for line in out.splitlines() if s in line}) == 1, "one column"
