@@ -166,8 +166,8 @@ def with_reflections(
 # place of oak it answers nonsense (data recombination: Jia and Liang 2016, arXiv 1606.03622; made-up words for
 # copying: Lake and Baroni 2023, "Human-like systematic generalization through a meta-learning neural network").
 
-# a part of dev_notes2.txt is a word, and so is what is quoted: 'oak'; the unit of 25kg is none, nor is a part of isn't
-_WORD = re.compile(r"(?<![A-Za-z\d])(?<!\w')[A-Za-z]{3,}(?![A-Za-z])(?!'\w)")
+# a part of dev_notes.txt is a word, and so is what is quoted: 'oak'; the unit of 25kg is none, nor is a part of isn't
+_WORD = re.compile(r"(?<![A-Za-z\d])(?<!\w')[A-Za-z]{3,}(?![A-Za-z\d])(?!'\w)")
 _COMMON = 0.6  # of the tasks: words of more tasks are the world's grammar, such as its verbs and directions
 _NAMED = 0.1  # of the tasks that have it: words that actions seldom name, such as "nothing", are no things
 _CONSONANTS, _VOWELS = "bcdfghjklmnprstvwz", "aeiou"

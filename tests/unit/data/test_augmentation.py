@@ -96,7 +96,7 @@ def test_declarations_that_cannot_work_are_refused(declared: dict[str, object]) 
 # --- renamed copies ---
 
 WORD = re.compile(r"[A-Za-z]+")
-SAID = ["oak", "Brick", "steel", "a1", "of", "the", "lamp25", "25lamp", "box"]
+SAID = ["oak", "Brick", "steel", "a1", "of", "the", "lamp25", "25lamp", "box", "'oak'", "steel_2"]
 
 
 def logged(number: int, start: str, *turns: tuple[str, str]) -> Trajectory:
