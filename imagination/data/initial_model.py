@@ -60,6 +60,8 @@ def initial_model(
     """
     if settings.model:
         model, tokenizer = load_checkpoint(settings.model, settings.dtype, settings.chat_template)
+        if settings.model == BASE:  # what stands further on than it has read, it learns from the log
+            model.config.max_position_embeddings = max(settings.context, model.config.max_position_embeddings)
         if settings.keep_layers:
             keep_layers(model, settings.keep_layers)
         if settings.trim_vocabulary:

@@ -68,6 +68,16 @@ def test_a_log_starts_from_the_base_that_can_read_it(
     assert "from nothing, not" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("asked", "context"), [(4096, 4096), (64, 2048)])
+def test_the_base_learns_contexts_that_are_longer_than_its_own(
+    asked: int, context: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_base(monkeypatch, tmp_path / "base", [t.start for t in LOG])
+    settings = WorldModelSettings(model="base", context=asked)
+    model, _ = initial_model.initial_model(RunFolder(tmp_path, 0), settings, 400, settings, LOG, 0)
+    assert model.config.max_position_embeddings == context
+
+
 def test_an_installation_without_a_base_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (backbone, initial_model):
         monkeypatch.setattr(module, "BASE_FOLDER", tmp_path / "nowhere")
