@@ -28,6 +28,7 @@ _NOT_READ = {  # by fields of a record, or of its first message
     "task_name agent status": "logs of CrewAI, without answers of tools",
     "input output gts": "verl's dumps of a chat template's text: log messages",
     "role thread_id": "lists of OpenAI's Assistants, newest first",
+    "choices object, custom_id response": "single answers of a model, without what it was asked",
 }
 
 
@@ -56,6 +57,11 @@ def container_of(value: Any) -> str:
         return "samples of Inspect"
     if "steps" in lists and str(value.get("schema_version")).startswith("ATIF"):
         return "steps of ATIF"
+    given, asked, answered = map(value.get, ("messages", "responses_create_params", "response"))
+    if isinstance(given, list) and given and all(map(_chat, given)):
+        return "messages of several rollouts"
+    if isinstance(asked, dict) and isinstance(answered, dict) and "input" in asked and "output" in answered:
+        return "response of NeMo Gym"
     if isinstance(value.get("mapping"), dict) and "current_node" in value:
         return "mapping of ChatGPT's export"
     if "nodes" in lists and "task" in value:
@@ -75,9 +81,28 @@ def contained(records: Iterable[Record]) -> Iterator[Record]:
                 chat = read(record.value, value) if isinstance(value, dict) else value
                 yield Record(f"{record.where}, {kind}[{i}]", chat)
         else:
-            chats = {"steps": _trajectories, "mapping": _conversation, "nodes": _branches}[kind](record.value)
+            chats = _READERS[kind](record.value)
             for i, chat in enumerate(chats):
                 yield Record(f"{record.where}, dialogue {i + 1}" if i else record.where, chat)
+
+
+def _chat(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "role" in value[0]
+
+
+def _group(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rollouts of one task, as of Atropos, each with its entry of the lists beside them."""
+    count = len(value["messages"])
+    lists = {key for key, given in value.items() if isinstance(given, list) and len(given) == count}
+    for i in range(count):
+        yield {key: given[i] if key in lists else given for key, given in value.items() if key != "id" or count == 1}
+
+
+def _nemo_gym(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    asked, answered = value["responses_create_params"], value["response"]
+    about = {"input": asked["input"], "instructions": asked.get("instructions"), "output": answered["output"]}
+    about |= {key: answered.get(key) for key in ("model", "status", "error", "incomplete_details")}
+    yield {**value, "responses_create_params": None, "response": None} | about
 
 
 def _trajectories(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -144,6 +169,29 @@ def _branches(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     about |= {"task_id": task.get("key") or task.get("hash"), "agent": agent.get("name")}
     others = len(nodes) - len(path)
     yield {"messages": [nodes[at].get("message") for at in path], "messages_of_other_branches": others or None} | about
+
+
+def stream(lines: list[Any]) -> dict[str, Any]:
+    """Lines of one dialogue, an event each: the path to the last one where they are a tree, and how they broke off."""
+    above = {one["id"]: one["parentId"] for one in lines if isinstance(one, dict) and {"id", "parentId"} <= one.keys()}
+    others = 0
+    if above and len(above) >= len(lines) - 1:
+        path = set(_path(above, next(reversed(above))))
+        others = len(lines)
+        lines = [one for one in lines if one.get("id") in path or "parentId" not in one]
+        others -= len(lines)
+    joined: list[Any] = []
+    for line in lines:
+        before = joined[-1] if joined else None
+        if isinstance(line, dict) and line.get("delta") is True and isinstance(before, dict) and before.get("delta"):
+            joined[-1] = before | {"content": f"{before.get('content')}{line.get('content')}"}
+        else:
+            joined.append(line)
+    last = lines[-1] if lines and isinstance(lines[-1], dict) else {}
+    kind, status = last.get("type"), last.get("status")
+    broken = kind in ("turn.failed", "error") or (kind == "result" and status not in (None, "success"))
+    error = (last.get("error") or last.get("message") or status) if broken else None
+    return {"messages": joined, "messages_of_other_branches": others or None, "error": error}
 
 
 def gemini_session(records: Iterable[Record]) -> Iterator[Record]:
@@ -224,7 +272,9 @@ def sessions(records: Iterable[Record]) -> Iterator[Record]:
             yield record if isinstance(line, FieldError) else Record(record.where, FieldError("", "is no object"))
             continue
         uuid, parent = (line[key] if isinstance(line.get(key), str) else None for key in ("uuid", "parentUuid"))
-        session, side = str(line.get("sessionId") or session), ""
+        session, side = str(line.get("sessionId") or line.get("session_id") or session), ""
+        if line.get("parent_tool_use_id"):  # of the stream
+            side = str(line["parent_tool_use_id"])
         if line.get("isSidechain") is True:
             side = roots[uuid] = str(line.get("agentId") or roots.get(parent, uuid))
         chain = chains.setdefault((session, side), {})
@@ -242,6 +292,9 @@ def sessions(records: Iterable[Record]) -> Iterator[Record]:
             (message["model"] for message in messages if message.get("model") not in (None, "<synthetic>")), None
         )
         value = {"messages": [*loose.values(), *chain.values()], "agent": model, "session": name}
+        if result := next((line for line in chain.values() if line.get("type") == "result"), None):
+            wrong = result.get("is_error") is True and result.get("subtype") == "success"
+            value |= {"stop_condition": result.get("subtype"), "error": result.get("result") if wrong else None}
         yield Record(f"session {name} {side}".strip(), value | {"rewound_messages": rewound[name, side] or None})
         loose = {}
 
@@ -252,3 +305,7 @@ def _prompt(line: Mapping[str, Any]) -> bool:
     notes = line.get("type") != "user" or line.get("isMeta") or line.get("isCompactSummary")
     answers = isinstance(content, list) and any(isinstance(p, dict) and p.get("type") == "tool_result" for p in content)
     return bool(content) and not notes and not answers
+
+
+_READERS = {"steps": _trajectories, "mapping": _conversation, "nodes": _branches, "messages": _group}
+_READERS["response"] = _nemo_gym

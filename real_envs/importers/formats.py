@@ -85,8 +85,8 @@ _ALL: tuple[Format, ...] = (
     OwnJsonLines(),
     SweAgent(),
     OpenaiChat(),
-    Commands(),
     React(),
+    Commands(),
 )
 FORMATS: Mapping[str, Format] = {one.name: one for one in _ALL}
 
