@@ -1,11 +1,13 @@
 """Files that hold chats in another form: sessions of Claude Code and Gemini's CLI, samples of Inspect, results of
-tau2-bench, trajectories of ATIF, trees of ChatGPT's export and of verifiers.
+tau2-bench, trajectories of ATIF and DSPy, trees of ChatGPT's export and of verifiers, steps of LangChain's executor,
+rollouts of Atropos and NeMo Gym.
 
 Of logs that are known and not read, ``not_read`` says what they are.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -62,6 +64,10 @@ def container_of(value: Any) -> str:
         return "messages of several rollouts"
     if isinstance(asked, dict) and isinstance(answered, dict) and "input" in asked and "output" in answered:
         return "response of NeMo Gym"
+    if "intermediate_steps" in lists and "input" in value:
+        return "intermediate_steps of LangChain"
+    if isinstance(value.get("trajectory"), dict) and "tool_name_0" in value["trajectory"]:
+        return "trajectory of DSPy"
     if isinstance(value.get("mapping"), dict) and "current_node" in value:
         return "mapping of ChatGPT's export"
     if "nodes" in lists and "task" in value:
@@ -81,9 +87,11 @@ def contained(records: Iterable[Record]) -> Iterator[Record]:
                 chat = read(record.value, value) if isinstance(value, dict) else value
                 yield Record(f"{record.where}, {kind}[{i}]", chat)
         else:
-            chats = _READERS[kind](record.value)
-            for i, chat in enumerate(chats):
-                yield Record(f"{record.where}, dialogue {i + 1}" if i else record.where, chat)
+            try:
+                for i, chat in enumerate(_READERS[kind](record.value)):
+                    yield Record(f"{record.where}, dialogue {i + 1}" if i else record.where, chat)
+            except FieldError as error:
+                yield Record(record.where, error)
 
 
 def _chat(value: Any) -> bool:
@@ -103,6 +111,41 @@ def _nemo_gym(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     about = {"input": asked["input"], "instructions": asked.get("instructions"), "output": answered["output"]}
     about |= {key: answered.get(key) for key in ("model", "status", "error", "incomplete_details")}
     yield {**value, "responses_create_params": None, "response": None} | about
+
+
+def _executor(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of LangChain's AgentExecutor: pairs of a call, with what the model wrote, and what its tool gave."""
+    made: list[Any] = []
+    for pair in value["intermediate_steps"]:
+        step, seen = pair if isinstance(pair, list) and len(pair) == 2 else (pair, None)
+        inner = step.get("kwargs", step) if isinstance(step, dict) else {}
+        thought = re.split("Action:|Invoking:", str(inner.get("log") or ""))[0].replace("Thought:", "").strip()
+        call = {"name": inner.get("tool"), "arguments": inner.get("tool_input")}
+        made.append({"role": "assistant", "content": None, "reasoning_content": thought, "tool_calls": [call]})
+        made += [] if seen is None else [{"role": "tool", "content": seen}]
+    asked, told = value["input"], value.get("output")
+    cut = str(told).startswith("Agent stopped due to")  # which the executor says, and no agent
+    answer = [{"role": "assistant", "content": told}] if told is not None and not cut else []
+    value = {**value, "stop_condition": "max_iterations"} if cut else value
+    before = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
+    yield {**value, "intermediate_steps": None, "input": None, "output": None} | {"messages": [*before, *made, *answer]}
+
+
+def _dspy(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of DSPy's ReAct: numbered thoughts, calls and answers; the task is in the texts of its inputs."""
+    steps, made = value["trajectory"], []
+    for i in range(len(steps)):
+        if (name := steps.get(f"tool_name_{i}")) is None:
+            break
+        call = {"name": name, "arguments": steps.get(f"tool_args_{i}")}
+        made.append({"role": "assistant", "content": None, "reasoning_content": steps.get(f"thought_{i}")})
+        made[-1] |= {"tool_calls": [call], "ends": name == "finish"}
+        made.append({"role": "tool", "content": steps.get(f"observation_{i}")})
+    named = (value.get(key) for key in ("question", "query", "input", "task"))
+    asked = next((text for text in named if isinstance(text, str)), None)
+    if asked is None:
+        raise FieldError("question", "is missing: nothing says what the task is")
+    yield {**value, "trajectory": None, "messages": [{"role": "user", "content": asked}, *made]}
 
 
 def _trajectories(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -308,4 +351,4 @@ def _prompt(line: Mapping[str, Any]) -> bool:
 
 
 _READERS = {"steps": _trajectories, "mapping": _conversation, "nodes": _branches, "messages": _group}
-_READERS["response"] = _nemo_gym
+_READERS |= {"response": _nemo_gym, "intermediate_steps": _executor, "trajectory": _dspy}

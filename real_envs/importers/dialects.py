@@ -36,8 +36,10 @@ _NOTICES = ("info", "error", "warning")  # of Gemini's CLI
 _NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction", "mcp_approval_request")
 _STREAM = ("system", "user", "assistant", "result", "stream_event", "rate_limit_event")  # of `claude -p`
 # parts that are no text of anybody; the first two say nothing at all
-_NO_PARTS = ("step-start", "step-finish", "reference", "container_upload", "compaction", "non_standard", "snapshot")
-_NO_PARTS += ("patch", "agent", "retry", "subtask", "tool-approval-request", "redactedThinking")
+_NO_PARTS = tuple(
+    "step-start step-finish reference container_upload compaction non_standard snapshot patch agent retry subtask "
+    "tool-approval-request redactedThinking".split()
+)
 _CALLED = ("tool_use", "function_call", "tool_call")
 
 
@@ -54,7 +56,8 @@ def is_message(value: Any) -> bool:
     """Or an item, an event, or a line of a session."""
     if not isinstance(value, dict):
         return False
-    named = "role" in value or "_role" in value or value.get("type") in tuple(ITEMS) or {"from", "value"} <= value.keys()
+    roles = {"role", "_role"} & value.keys() or {"from", "value"} <= value.keys()
+    named = bool(roles) or value.get("type") in tuple(ITEMS)
     return named or ("sender" in value and ("text" in value or "content" in value)) or _reader(value) is not None
 
 
@@ -63,8 +66,9 @@ def spoken(value: Any) -> tuple[list[Any], Counter[str]]:
     left_out: Counter[str] = Counter()
     if not isinstance(value, dict):
         return [value], left_out
-    plain = isinstance(value.get("content"), str) and isinstance(role := value.get("role"), str)
-    if plain and not _MORE & value.keys() and role not in _CALLED and not role.startswith("_"):
+    role = value.get("role") if isinstance(value.get("content"), str) else None
+    plain = isinstance(role, str) and role not in _CALLED and not role.startswith("_")
+    if plain and not _MORE & value.keys():
         return [value], left_out
     if value.get("is_demo"):
         return [], Counter({"demonstration": 1})
@@ -382,10 +386,13 @@ def _result(content: Any, failed: bool = False) -> tuple[str, Message]:
 
 
 def _of_goose(part: Message) -> tuple[str, Any]:
-    inner = next((part[key] for key in ("toolCall", "toolResult") if isinstance(part.get(key), dict)), {})
+    held = part.get("toolCall", part.get("toolResult"))
+    inner: Message = held if isinstance(held, dict) else {}
     given, failed = inner.get("value", inner), inner.get("status") == "error"
-    if part["type"] == "toolRequest":  # one that could not be read is its error
-        return _ASSISTANT, {"type": "text", "text": shown(inner.get("error"))} if failed else {**given, "type": "tool_use"}
+    if part["type"] == "toolRequest" and failed:  # a call that could not be read is its error
+        return _ASSISTANT, {"type": "text", "text": shown(inner.get("error"))}
+    if part["type"] == "toolRequest":
+        return _ASSISTANT, {**(given if isinstance(given, dict) else {}), "type": "tool_use"}
     whole = isinstance(given, dict) and isinstance(given.get("content"), list)
     return _result(inner.get("error") if failed else given["content"] if whole else given, failed)
 

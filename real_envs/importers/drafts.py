@@ -74,10 +74,10 @@ class EpisodeDraft:
     @classmethod
     def of_record(cls, record: Mapping[str, Any], used: Collection[str], **stated: Any) -> EpisodeDraft:
         """A draft with the agent and the id that a JSON record names; keys that are not ``used`` are ``extra``."""
-        known = {*used, "agent", "model", "id"}
+        known, name = {*used, "agent", "model", "id"}, record.get("id")
         return cls(
             agent=record.get("agent") or record.get("model"),
-            id=record.get("id"),
+            id=str(name) if isinstance(name, int) else name,
             extra={key: value for key, value in record.items() if key not in known},
             **stated,
         )

@@ -179,7 +179,7 @@ def _copilot(line: Message, left_out: Counter[str]) -> list[Any]:
         return [{"role": kind.partition(".")[0], "content": data.get("content")}]
     if kind != "tool.execution_complete":
         return no_message(line, left_out)
-    given = data.get("result") if data.get("success") else data.get("error", data.get("result"))
-    keys = ("content", "message")
-    text = next((given[key] for key in keys if isinstance(given.get(key), str)), given) if isinstance(given, dict) else given
-    return [{"role": _TOOL, "content": shown(text or ""), "is_error": data.get("success") is False}]
+    given: Any = data.get("result") if data.get("success") else data.get("error", data.get("result"))
+    if isinstance(given, dict):
+        given = next((given[key] for key in ("content", "message") if isinstance(given.get(key), str)), given)
+    return [{"role": _TOOL, "content": shown(given or ""), "is_error": data.get("success") is False}]

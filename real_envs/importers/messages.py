@@ -114,8 +114,9 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
     elsewhere = any(isinstance(value, list | dict) and value for value in message.values()) or "text" in message
     if "content" not in message and elsewhere and not any(message.get(key) for key in _IN_PLACE):
         raise FieldError(f"{at}.content", f"is missing: there are {', '.join(map(str, message))}")
-    if speaker == WORLD and role != "user" and not isinstance(content, str | list | None):
-        content = _answer({"content": content if isinstance(content, dict) else json.dumps(content)})
+    if speaker == WORLD and role != "user":  # tools may return anything
+        plain = content is None or (isinstance(content, list) and all(isinstance(p, str | dict) for p in content))
+        content = _answer({"content": content if plain or isinstance(content, str | dict) else json.dumps(content)})
     _add_content(content, f"{at}.content", parts, acts)
     if acts:
         if isinstance(audio := message.get("audio"), dict) and isinstance(audio.get("transcript"), str):
@@ -296,7 +297,8 @@ def _plain_document(source: Any) -> str:
 
 def _answer(part: Mapping[str, Any]) -> Any:
     """What a tool returned: text, parts, or objects, which are written as JSON."""
-    given = next((part[key] for key in ("content", "output", "result", "tool_result") if part.get(key) is not None), None)
+    keys = ("content", "output", "result", "tool_result")
+    given = next((part[key] for key in keys if part.get(key) is not None), None)
     if isinstance(given, dict) and "type" in given and "value" in given:  # as of the AI SDK
         given = given["value"]
     parts = given if isinstance(given, list) else []

@@ -46,6 +46,10 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _STOP = "###STOP###"  # how the simulated user of tau-bench hangs up
 _TEMPLATE = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<tool_response>")  # between messages
 _KNOWN = ("task_id", "reward", "success", "user_scenario")
+# of chats; a list of another name may hold each call of a dialogue
+_LISTS = ("episodes", "rollouts", "trajectories", "conversations", "results", "data", "samples", "records", "chats")
+_ASKED = re.compile("prompt|input|quer|request|context|example|demo|shot")  # in names of what a model was only shown
+_OTHER = {"assistant": "user", "user": "assistant"}
 
 
 class OpenaiChat(Format):
@@ -85,7 +89,8 @@ class OpenaiChat(Format):
         elif first is not None and isinstance(first.value, dict) and first.value.keys() >= GEMINI_CLI:
             yield from gemini_session(records) if "messages" not in first.value else contained(records)
         else:
-            yield from sessions(records) if first is not None and is_session(first.value) else contained(_opened(records))
+            session = first is not None and is_session(first.value)
+            yield from sessions(records) if session else contained(_opened(records))
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         return chat_draft(value, reading)
@@ -95,7 +100,9 @@ def _list_of_chats(value: Any) -> str:
     """The one field with a list of records that hold chats; "" where the record is none of such a list's."""
     if not isinstance(value, dict) or container_of(value) or messages_of(value)[0]:
         return ""
-    lists = [key for key, given in value.items() if isinstance(given, list) and given and isinstance(given[0], dict)]
+    lists = [
+        key for key in _LISTS if isinstance(given := value.get(key), list) and given and isinstance(given[0], dict)
+    ]
     lists = [key for key in lists if container_of(value[key][0]) or messages_of(value[key][0])[0]]
     return lists[0] if len(lists) == 1 else ""
 
@@ -134,13 +141,14 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
     named = next(sure, ("", []))
     for first, second in _ROLLOUTS:
         before, after = decoded(record.get(first)), decoded(record.get(second))
-        if (second == "completion" or (second == "response" and isinstance(before, list))) and isinstance(after, str) and not (named[0] and isinstance(before, str)):
+        said = second == "completion" or (second == "response" and isinstance(before, list))
+        if said and isinstance(after, str) and not (named[0] and isinstance(before, str)):
             after = [{"role": "assistant", "content": after}]
         if isinstance(before, str | list) and isinstance(after, list) and (first != "input" or _items(after)):
             before = [{"role": "user", "content": before}] if isinstance(before, str) else before
             return f"{first}+{second}", [*before, *after]
     found = {} if named[0] else _dialogues(record)
-    return next(iter(found.items())) if len(found) == 1 else named
+    return next(iter(found.items())) if len(found) == 1 and not any(map(_ASKED.search, found)) else named
 
 
 def _dialogues(record: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -169,7 +177,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         raise FieldError(MESSAGES[0], "is no list of messages, or an empty one")
     fields = record if isinstance(record, dict) else {}
     if "." in key and key not in fields:
-        outer, _, inner = key.partition(".")
+        outer = key.partition(".")[0]
         fields = {**fields[outer], **{name: kept for name, kept in fields.items() if name != outer}}
     after = key.partition("+")[2]
     if after and isinstance(text := fields[after], str) and _TEMPLATE.search(text):
@@ -178,9 +186,16 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     if reading.system and (prompts := [key for key in _PROMPTS if isinstance(fields.get(key), str | list | dict)]):
         used.add(prompts[0])
         dialogue.answer(system_text(fields[prompts[0]], prompts[0]))
+    names: set[str] = set()
+    # AutoGen 0.2 logs a dialogue as its user's side holds it, who is its assistant
+    first = messages[0] if isinstance(messages[0], dict) else {}
+    swapped = first.get("role") == "assistant" and "user" in str(first.get("name")).lower()
     of_user = False  # whether the user's own tools answer next
     for at, value in _each(key, messages, dialogue):
         role = value.get("role") if isinstance(value, dict) else None
+        if swapped and role in _OTHER and not calls_of(value, at):
+            role = _OTHER[role]
+            value = value | {"role": role}
         if role == "exit":  # how mini-swe-agent notes its end
             dialogue.left_out["exit message"] += 1
             continue
@@ -192,6 +207,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             dialogue.left_out.update(parts.left_out)
         own_calls = calls_of(value, at) if role == "user" else []
         if speaker == AGENT:
+            names |= {str(value["name"])} if value.get("name") else set()
             dialogue.act(parts.text, parts.thoughts)
             last, message = parts, value
         elif speaker != SYSTEM or dialogue.turns or reading.system:
@@ -199,6 +215,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             if not own_calls or parts.text:
                 dialogue.answer(parts.text, parts.error)
         of_user = bool(own_calls)
+    dialogue.left_out["name of another agent"] += max(0, len(names) - 1)
     reward = _reward(fields)
     stop, failure = ending_of(fields, message)
     if stop is None and last.unfinished and dialogue.unanswered:
@@ -234,6 +251,11 @@ def _each(key: str, messages: list[Any], dialogue: Dialogue) -> Iterator[tuple[s
             plain, left_out = spoken(part)
             dialogue.left_out.update(left_out)
             yield from ((f"{key}[{i}]", message) for message in plain)
+
+
+def template_in(record: Mapping[str, Any]) -> str:
+    """The field that holds several messages as the text of a chat template; "" where none does."""
+    return next((str(key) for key, text in record.items() if isinstance(text, str) and _TEMPLATE.search(text)), "")
 
 
 def _scenario(fields: Mapping[str, Any]) -> list[str]:

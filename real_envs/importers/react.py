@@ -5,7 +5,8 @@ first action is. A line of dashes with the number of the episode below it, or th
 episode, and so does a line ``Question: ...`` or ``Context: ...`` below an action. Actions and observations may have
 numbers, and may be ``Act 1:`` and ``Obs 1:``; what stands below ``Action Input:`` is a part of the action, and ``Final
 Answer: ...`` is the last one. So LangChain prints its chains: ``> Entering new ... chain...`` begins an episode, and
-what follows is a thought. What a line ``Thought: ...`` above an action says is a note of its turn. As WebShop prints it:
+what follows is a thought. What a line ``Thought: ...`` above an action says is a note of its turn. As WebShop prints
+it:
 
 - ``Your score (min 0.0, max 1.0): 0.5`` is the episode's reward, and its end. An episode without one has no reward.
 - ``137 0.68 0.38 0.0`` below an episode are the mean reward and the success rate of the first 137: the episode was
@@ -35,7 +36,8 @@ _ENDS = "Final Answer:"
 _CHAIN = re.compile(r"> (?:Entering new|Finished) .*chain")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _PAIR = re.compile(
-    r"^Act(?:ion)?(?: ?\d+)?: ?.*\n(?:Action Input: ?(?:.*\n){1,99}?)?(?:Final Answer|Obs(?:ervation)?(?: ?\d+)?):", re.M
+    r"^Act(?:ion)?(?: ?\d+)?: ?.*\n(?:Action Input: ?(?:.*\n){1,99}?)?(?:Final Answer|Obs(?:ervation)?(?: ?\d+)?):",
+    re.MULTILINE,
 )
 _TASK = re.compile(r"(Question|Context): ?\S")
 _THOUGHT = re.compile(r"^Thought(?: ?\d+)?: ?", re.MULTILINE)
