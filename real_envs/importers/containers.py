@@ -218,10 +218,10 @@ def stream(lines: list[Any]) -> dict[str, Any]:
     """Lines of one dialogue, an event each: the path to the last one where they are a tree, and how they broke off."""
     above = {one["id"]: one["parentId"] for one in lines if isinstance(one, dict) and {"id", "parentId"} <= one.keys()}
     others = 0
-    if above and len(above) >= len(lines) - 1:
+    if above and lines[0].get("type") == "session":  # of pi
         path = set(_path(above, next(reversed(above))))
         others = len(lines)
-        lines = [one for one in lines if one.get("id") in path or "parentId" not in one]
+        lines = [one for one in lines if not isinstance(one, dict) or "parentId" not in one or one.get("id") in path]
         others -= len(lines)
     joined: list[Any] = []
     for line in lines:

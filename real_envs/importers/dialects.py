@@ -36,9 +36,9 @@ _NOTICES = ("info", "error", "warning")  # of Gemini's CLI
 _NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction", "mcp_approval_request")
 _STREAM = ("system", "user", "assistant", "result", "stream_event", "rate_limit_event")  # of `claude -p`
 # parts that are no text of anybody; the first two say nothing at all
-_NO_PARTS = tuple(
-    "step-start step-finish reference container_upload compaction non_standard snapshot patch agent retry subtask "
-    "tool-approval-request redactedThinking".split()
+_NO_PARTS = (
+    *("step-start", "step-finish", "reference", "container_upload", "compaction", "non_standard", "snapshot", "patch"),
+    *("agent", "retry", "subtask", "tool-approval-request", "redactedThinking"),
 )
 _CALLED = ("tool_use", "function_call", "tool_call")
 
@@ -82,7 +82,7 @@ def spoken(value: Any) -> tuple[list[Any], Counter[str]]:
 def _reader(value: Mapping[str, Any]) -> Reader | None:
     """How a value that has no plain role is read."""
     kind, source = value.get("type"), value.get("source")
-    if isinstance(value.get("message"), dict) and kind in (_USER, _ASSISTANT, "tool_result"):
+    if isinstance(value.get("message"), dict) and kind in (_USER, "human", _ASSISTANT, "tool_result"):
         return _claude_code
     if is_session(value) or kind in _NO_MESSAGES:
         return no_message

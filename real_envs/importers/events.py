@@ -33,9 +33,9 @@ def event_reader(value: Mapping[str, Any]) -> Reader | None:
         return _letta
     if not isinstance(kind, str):
         return no_message if {"working_dir", "description"} <= value.keys() else None  # how goose begins
-    if kind in ("tool_use", "tool_result") and "tool_id" in value:
+    if kind in ("tool_use", "tool_result") and ("tool_id" in value or "tool_use_id" in value):
         return _gemini_stream
-    if kind.startswith(("thread.", "turn.", "item.")):
+    if kind.startswith(("thread.", "turn.", "item.", "session.created", "session.resumed")) and "data" not in value:
         return _codex_stream
     if isinstance(value.get("data"), dict) and "." in kind:
         return _copilot
@@ -143,8 +143,9 @@ def _gemini_stream(line: Message, left_out: Counter[str]) -> list[Any]:
     if line["type"] == "tool_use":
         return _tool(line.get("tool_name"), line.get("parameters"), None)
     failed = line.get("status") == "error"
-    given = line.get("error") if failed and line.get("error") else line.get("output", "")
-    return [{"role": _TOOL, "content": shown(given), "is_error": failed}]
+    failed |= line.get("is_error") is True
+    given = line.get("error") if failed and line.get("error") else line.get("output", line.get("content", ""))
+    return [{"role": _TOOL, "content": shown(given, (str, list)), "is_error": failed}]
 
 
 def _codex_stream(line: Message, left_out: Counter[str]) -> list[Any]:

@@ -85,7 +85,9 @@ class OpenaiChat(Format):
         first = next(records, None)
         records = chain(() if first is None else (first,), records)
         if first is not None and is_message(first.value) and not is_session(first.value):
-            yield Record("the file", stream([record.value for record in records]))
+            lines = [record.value for record in records]
+            alone = "is one event of a dialogue: `jq -c . FOLDER/*.json > events.jsonl` makes one file of them"
+            yield Record("the file", stream(lines) if len(lines) > 1 else FieldError("", alone))
         elif first is not None and isinstance(first.value, dict) and first.value.keys() >= GEMINI_CLI:
             yield from gemini_session(records) if "messages" not in first.value else contained(records)
         else:
@@ -100,10 +102,8 @@ def _list_of_chats(value: Any) -> str:
     """The one field with a list of records that hold chats; "" where the record is none of such a list's."""
     if not isinstance(value, dict) or container_of(value) or messages_of(value)[0]:
         return ""
-    lists = [
-        key for key in _LISTS if isinstance(given := value.get(key), list) and given and isinstance(given[0], dict)
-    ]
-    lists = [key for key in lists if container_of(value[key][0]) or messages_of(value[key][0])[0]]
+    first = {key: value[key][0] for key in _LISTS if isinstance(value.get(key), list) and value[key]}
+    lists = [key for key, one in first.items() if isinstance(one, dict) and (container_of(one) or messages_of(one)[0])]
     return lists[0] if len(lists) == 1 else ""
 
 
