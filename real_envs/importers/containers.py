@@ -16,7 +16,7 @@ from real_envs.importers.records import Record
 from real_envs.store.codec import FieldError
 
 _VERDICTS = {"C": True, "I": False, "N": False}  # of Inspect's scorers
-GEMINI_CLI = {"sessionId", "projectHash"}
+GEMINI_CLI = {"sessionId", "startTime"}
 _CHATGPT = {  # where the parts of a content are, by its type
     **{"text": "parts", "multimodal_text": "parts", "code": "text", "execution_output": "text", "thoughts": "thoughts"},
     **{"system_error": "text", "tether_browsing_display": "result", "tether_quote": "text", "reasoning_recap": ""},
@@ -214,6 +214,21 @@ def _branches(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"messages": [nodes[at].get("message") for at in path], "messages_of_other_branches": others or None} | about
 
 
+def _chunk(line: Any) -> Any:
+    """A piece of a text, of Kimi Code, as Gemini's CLI writes one."""
+    event = line.get("event") if isinstance(line, dict) else None
+    part = event.get("part") if isinstance(event, dict) else None
+    plain = isinstance(part, dict) and part.get("type") == "text"
+    return {"role": "assistant", "content": part.get("text"), "delta": True} if plain and part else line
+
+
+def _error(line: Any) -> Any:
+    """How a line says that a stream broke off."""
+    kind, status = (line.get("type"), line.get("status")) if isinstance(line, dict) else ("", "")
+    broken = kind in ("turn.failed", "error") or (kind in ("result", "turn_ended") and status not in (None, "success"))
+    return (line.get("error") or line.get("message") or status) if broken else None
+
+
 def stream(lines: list[Any]) -> dict[str, Any]:
     """Lines of one dialogue, an event each: the path to the last one where they are a tree, and how they broke off."""
     above = {one["id"]: one["parentId"] for one in lines if isinstance(one, dict) and {"id", "parentId"} <= one.keys()}
@@ -224,16 +239,13 @@ def stream(lines: list[Any]) -> dict[str, Any]:
         lines = [one for one in lines if not isinstance(one, dict) or "parentId" not in one or one.get("id") in path]
         others -= len(lines)
     joined: list[Any] = []
-    for line in lines:
+    for line in map(_chunk, lines):
         before = joined[-1] if joined else None
         if isinstance(line, dict) and line.get("delta") is True and isinstance(before, dict) and before.get("delta"):
             joined[-1] = before | {"content": f"{before.get('content')}{line.get('content')}"}
         else:
             joined.append(line)
-    last = lines[-1] if lines and isinstance(lines[-1], dict) else {}
-    kind, status = last.get("type"), last.get("status")
-    broken = kind in ("turn.failed", "error") or (kind == "result" and status not in (None, "success"))
-    error = (last.get("error") or last.get("message") or status) if broken else None
+    error = next(filter(None, map(_error, lines[:-4:-1])), None)
     return {"messages": joined, "messages_of_other_branches": others or None, "error": error}
 
 

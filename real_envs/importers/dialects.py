@@ -90,6 +90,8 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
         return _codex
     if "role" in value:
         role = str(value["role"])
+        if isinstance(value.get("message"), dict):
+            return event_reader(value)
         return _called if role in _CALLED else _note if role.startswith("_") else None
     if kind == "mcp_approval_response":
         return _approval

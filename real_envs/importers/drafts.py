@@ -109,7 +109,10 @@ class Dialogue:
             turn["info"][THOUGHT] = "\n\n".join(filter(None, (before, *thoughts)))
 
     def answer(self, text: str, error: bool = False) -> None:
-        """What the world says: the start, or the rest of the last observation."""
+        """What the world says: the start, or the rest of the last observation. Who said nothing before did not act."""
+        if self.unanswered and not self.turns[-1]["action"].strip() and THOUGHT not in self.turns[-1]["info"]:
+            self.turns.pop()
+            self.left_out["message without an action"] += 1
         if not self.turns:
             self.start.append(text)
             return

@@ -1,12 +1,14 @@
 """What agents' programs log, an event a line or a message in words of their own, as chat messages.
 
-Read are the streams of Codex and Gemini's CLI, sessions of Copilot's CLI, pi, goose, Kimi's CLI, OpenCode and Continue,
-events of OpenHands' SDK and Google's ADK, messages of Pydantic AI and Letta. What is no message is counted.
+Read are the streams of Codex, OpenCode and Gemini's CLI, sessions of Copilot's CLI, pi, goose, Kimi Code, DeepSeek's
+harness, OpenCode, Cursor and Continue, events of OpenHands' SDK and Google's ADK, messages of Pydantic AI and Letta.
+What is no message is counted.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +19,7 @@ Message = dict[str, Any]
 Reader = Callable[[Message, Counter[str]], list[Any]]
 _AGENT, _TOOL, _USER, _SYSTEM = "assistant", "tool", "user", "system"
 _OF_ITEMS = ("command", "changes", "arguments", "query")  # what Codex's tools were asked
+_OF_SESSIONS = ("model_change", "thinking_level_change", "compaction", "branch_summary", "label", "session_info")
 _LETTA = {"user_message": _USER, "system_message": _SYSTEM, "assistant_message": _AGENT, "tool_return_message": _TOOL}
 
 
@@ -31,17 +34,24 @@ def event_reader(value: Mapping[str, Any]) -> Reader | None:
         return _pydantic_ai
     if isinstance(value.get("message_type"), str):
         return _letta
+    if isinstance(value.get("message"), dict) and "content" in value["message"] and "role" in value:  # of Cursor
+        return _beside
     if not isinstance(kind, str):
         return no_message if {"working_dir", "description"} <= value.keys() else None  # how goose begins
     if kind in ("tool_use", "tool_result") and ("tool_id" in value or "tool_use_id" in value):
         return _gemini_stream
     if kind.startswith(("thread.", "turn.", "item.", "session.created", "session.resumed")) and "data" not in value:
         return _codex_stream
-    if isinstance(value.get("data"), dict) and "." in kind:
-        return _copilot
-    begins = (kind == "session" and "cwd" in value) or (kind == "init" and "session_id" in value)
-    about = "role" not in value and ("parentId" in value or (kind == "result" and "status" in value))
-    return no_message if begins or about else None
+    if isinstance(value.get("part"), dict) and "sessionID" in value:
+        return _opencode_stream
+    if isinstance(value.get("data"), dict) and re.search(r"[./]", kind):
+        return _session_event
+    if "." in kind and ("time" in value or kind.startswith("config.")):
+        return _kimi
+    begins = (kind in ("session", "init") and {"cwd", "session_id"} & value.keys()) or "protocol_version" in value
+    noted = kind in _OF_SESSIONS or "parentId" in value or isinstance(value.get("message"), dict) or "seq0" in value
+    ends = (kind in ("result", "turn_ended") and "status" in value) or (kind == "error" and "sessionID" in value)
+    return no_message if "role" not in value and (begins or noted or ends) else None
 
 
 def no_message(value: Message, left_out: Counter[str]) -> list[Any]:
@@ -70,6 +80,8 @@ def _within(value: Mapping[str, Any]) -> Message:
 
 def _wrapped(value: Message, left_out: Counter[str]) -> list[Any]:
     message, beside = dict(_within(value)), objects(value.get("contextItems"))
+    if value.get("author") not in (None, _USER):
+        message["name"] = value["author"]
     if value.get("partial") is True:  # of ADK: the whole follows
         left_out["part of a stream"] += 1
         return []
@@ -167,8 +179,39 @@ def _codex_stream(line: Message, left_out: Counter[str]) -> list[Any]:
     return _tool(item.get("tool", kind), given, answer, failed)
 
 
-def _copilot(line: Message, left_out: Counter[str]) -> list[Any]:
-    kind, data = line["type"], line["data"]
+def _beside(line: Message, left_out: Counter[str]) -> list[Any]:
+    return [line["message"] | {"role": line["role"]}]
+
+
+def _opencode_stream(line: Message, left_out: Counter[str]) -> list[Any]:
+    return [{"role": _AGENT, "content": [line["part"]]}]
+
+
+def _kimi(line: Message, left_out: Counter[str]) -> list[Any]:
+    if isinstance(message := line.get("message"), dict) and line["type"] == "context.append_message":
+        return [{**message, "tool_calls": message.get("toolCalls"), "toolCalls": None}]
+    if isinstance(prompt := line.get("systemPrompt"), str):
+        return [{"role": _SYSTEM, "content": prompt}]
+    event = line["event"] if isinstance(line.get("event"), dict) else {}
+    if isinstance(part := event.get("part"), dict):
+        return [{"role": _AGENT, "content": [part]}]
+    if event.get("type") == "tool.call":
+        return _tool(event.get("name"), event.get("args"), None)
+    if event.get("type") == "tool.result":
+        result = event["result"] if isinstance(event.get("result"), dict) else event
+        failed = result.get("isError") is True or result.get("is_error") is True
+        return [{"role": _TOOL, "content": shown(result.get("output", ""), (str, list)), "is_error": failed}]
+    left_out[f"line of type {event.get('type', line['type'])}"] += 1
+    return []
+
+
+def _session_event(line: Message, left_out: Counter[str]) -> list[Any]:
+    """Of Copilot's CLI, and of DeepSeek's harness."""
+    kind, data = line["type"].replace("/", "."), line["data"]
+    if kind == "tool.call":
+        return _tool(data.get("name"), data.get("arguments"), None)
+    if kind in ("assistant.message", "tool.result") and isinstance(data.get("message"), dict):
+        return [data["message"] | {"role": kind.partition(".")[0]}]
     if data.get("parentToolCallId") or data.get("agentId"):
         left_out["line of a sub-agent"] += 1
         return []

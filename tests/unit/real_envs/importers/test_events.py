@@ -37,6 +37,14 @@ def opencode(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
     return {"info": {"role": role}, "parts": list(parts)}
 
 
+def loop(**event: Any) -> dict[str, Any]:
+    return {"type": "context.append_loop_event", "event": event, "time": 1}
+
+
+def opencode_line(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "sessionID": "s", "part": {"type": kind} | more}
+
+
 def event(kind: str, source: str, **more: Any) -> dict[str, Any]:
     return {"kind": kind, "source": source} | more
 
@@ -116,6 +124,39 @@ LINES: dict[str, list[dict[str, Any]]] = {
         {"role": "tool", "content": [text(SEEN)]},
         agent(SAID),
     ],
+    "kimi code": [
+        {"type": "metadata", "protocol_version": "1.4"},
+        {"type": "config.update", "systemPrompt": ""},
+        {"type": "context.append_message", "time": 1, "message": user([text(ASKED)])},
+        loop(type="content.part", part={"type": "think", "think": THOUGHT}),
+        loop(type="tool.call", name="ls", args=GIVEN),
+        loop(type="tool.result", result={"output": SEEN}),
+        loop(type="step.end"),
+        loop(type="content.part", part=text("On")),
+        loop(type="content.part", part=text("e.")),
+    ],
+    "deepseek": [
+        {"type": "session", "cwd": "/x"},
+        {"type": "user/message", "data": {"role": "user", "content": [text(ASKED)]}},
+        {"type": "assistant/chunk", "data": {"chunk": {"type": "text-delta", "text": "On"}}},
+        {"type": "assistant/message", "data": {"message": agent([{"type": "reasoning", "text": THOUGHT}])}},
+        {"type": "tool/call", "data": {"name": "ls", "arguments": GIVEN}},
+        {"type": "tool/result", "data": {"message": {"content": [{"type": "tool-result", "content": [text(SEEN)]}]}}},
+        {"type": "assistant/message", "data": {"message": agent([text(SAID)])}},
+    ],
+    "opencode run": [
+        opencode_line("reasoning", text=THOUGHT),
+        opencode_line("tool", tool="ls", state={"status": "completed", "input": GIVEN, "output": SEEN}),
+        opencode_line("step-start"),
+        opencode_line("text", text=SAID),
+    ],
+    "cursor": [
+        {"role": "user", "message": {"content": [text(ASKED)]}},
+        {"role": "assistant", "message": {"content": [{"type": "thinking", "thinking": THOUGHT}, USE]}},
+        {"role": "user", "message": {"content": [{"type": "tool_result", "content": SEEN}]}},
+        {"role": "assistant", "message": {"content": [text(SAID)]}},
+        {"type": "turn_ended", "status": "success"},
+    ],
     "openhands": [
         event("MessageEvent", "user", llm_message=user([text(ASKED)])),
         event("ConversationStateUpdateEvent", "environment", key="k"),
@@ -137,6 +178,9 @@ COUNTED = {
     "gemini's stream": {"line of type init": 1, "line of type result": 1},
     "copilot": {"line of type session.start": 1, "line of a sub-agent": 1},
     "pi": {"line of type session": 1, "line of type model_change": 1},
+    "kimi code": {"line of type metadata": 1, "line of type step.end": 1},
+    "deepseek": {"line of type session": 1, "line of type assistant/chunk": 1},
+    "cursor": {"line of type turn_ended": 1},
     "goose": {"line of type session": 1},
     "kimi": {"line of role _checkpoint": 1, "line of role _usage": 1},
     "openhands": {"event ConversationStateUpdateEvent": 1},
@@ -146,7 +190,7 @@ COUNTED = {
 @pytest.mark.parametrize("program", LINES)
 def test_lines_of_a_program_are_turns_and_what_is_no_message_is_counted(tmp_path: Path, program: str) -> None:
     episode = only_of(tmp_path, *LINES[program])
-    assert (episode.start, steps(episode)) == ("" if program == "codex exec" else ASKED, STEPS)
+    assert (episode.start, steps(episode)) == ("" if program in ("codex exec", "opencode run") else ASKED, STEPS)
     assert episode.turns[0].info.get("log.thought") == (None if program == "gemini's stream" else THOUGHT)
     assert left_out(episode) == COUNTED.get(program, {})
     assert episode.stop is StopReason.TERMINATED
