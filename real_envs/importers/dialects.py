@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from real_envs.importers.events import Message, Reader, event_reader, no_message, objects, shown
+from real_envs.importers.events import Message, Reader, event_reader, harmony, no_message, objects, shown
 from real_envs.importers.messages import AGENT, ITEMS, SPEAKERS, decoded
 
 _ASSISTANT, _TOOL, _USER = "assistant", "tool", "user"
@@ -68,6 +68,7 @@ def spoken(value: Any) -> tuple[list[Any], Counter[str]]:
         return [value], left_out
     role = value.get("role") if isinstance(value.get("content"), str) else None
     plain = isinstance(role, str) and role not in _CALLED and not role.startswith("_")
+    plain &= "channel" not in value and "recipient" not in value
     if plain and not _MORE & value.keys():
         return [value], left_out
     if value.get("is_demo"):
@@ -92,6 +93,8 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
         role = str(value["role"])
         if isinstance(value.get("message"), dict):
             return event_reader(value)
+        if role == _ASSISTANT and ("channel" in value or value.get("recipient") not in (None, "all", _USER)):
+            return harmony
         return _called if role in _CALLED else _note if role.startswith("_") else None
     if kind == "mcp_approval_response":
         return _approval

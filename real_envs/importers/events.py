@@ -59,6 +59,16 @@ def no_message(value: Message, left_out: Counter[str]) -> list[Any]:
     return []
 
 
+def harmony(message: Message, left_out: Counter[str]) -> list[Any]:
+    """Of gpt-oss: the channel says what is a thought, the recipient which tool is called."""
+    known = {key: kept for key, kept in message.items() if key not in ("channel", "recipient", "content_type")}
+    content, tool = message.get("content"), str(message.get("recipient") or "all")
+    text = content if isinstance(content, str) else "\n".join(str(part.get("text")) for part in objects(content))
+    if tool not in ("all", _USER):
+        return [known | {"content": None, "tool_calls": [{"name": tool.removeprefix("functions."), "arguments": text}]}]
+    return [known | ({"content": None, "reasoning_content": text} if message.get("channel") == "analysis" else {})]
+
+
 def objects(value: Any) -> list[Message]:
     return [inner for inner in value if isinstance(inner, dict)] if isinstance(value, list) else []
 

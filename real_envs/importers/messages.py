@@ -38,8 +38,9 @@ _NO_TEXT = frozenset(
 )
 _SECRET = frozenset(("redacted_thinking",))  # thoughts that nobody can read
 _IN_PLACE = frozenset(
-    "tool_calls function_call refusal reasoning_content reasoning reasoning_details thinking".split()  # noqa: SIM905
+    "tool_calls function_call refusal reasoning_content reasoning reasoning_details thinking thought thoughts".split()  # noqa: SIM905
 )
+_REASONS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts", "reasoning_text")
 _PLAIN = frozenset(("role", "content", "name", "id", "tool_call_id"))
 _ABOUT = (
     "usage usage_metadata response_metadata provider_specific_fields metadata providerMetadata logprobs tokens cost"
@@ -48,11 +49,27 @@ _ABOUT += " tool_call_ids cache_control extra extras info timing raw_data token_
 _NO_PARTS = frozenset(_ABOUT.split())  # fields with lists and objects that are no part of what was said
 _REDACTED = "redacted-by-litellm"  # what LiteLLM writes in place of a text
 _BESIDE = ("images", "audio", "videos", "files", "attachments")  # fields beside the content that hold no text
-_THOUGHT = re.compile(
-    r"<(think|thinking)>(.*?)</\1>|\[THINK\](.*?)\[/THINK\]|\A\s*<(thought|reasoning)>(.*?)</\4>", re.DOTALL | re.I
+_MARKS = {  # around thoughts, of templates
+    **{f"<{name}>": f"</{name}>" for name in ("think", "thinking", "seed:think")},
+    **{"[THINK]": "[/THINK]", "◁think▷": "◁/think▷", "<|START_THINKING|>": "<|END_THINKING|>"},
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+}
+_FIRST = {f"<{name}>": f"</{name}>" for name in ("thought", "reasoning")}  # only where a text begins so
+_HARMONY = re.compile(r"<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
+_FINAL = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>")
+
+
+def _around(marks: Mapping[str, str], begin: str = "") -> list[str]:
+    return [f"{begin}{re.escape(first)}(.*?){re.escape(last)}" for first, last in marks.items()]
+
+
+_THOUGHT = re.compile("|".join((*_around(_MARKS), *_around(_FIRST, r"\A\s*"), _HARMONY.pattern)), re.DOTALL | re.I)
+# how a text begins with a thought
+THINKS = re.compile(rf"\s*({'|'.join(map(re.escape, (*_MARKS, *_FIRST)))}|<\|channel\|>analysis)", re.I)
+_CLOSED, _OPENED = (re.compile("|".join(map(re.escape, marks)), re.I) for marks in (_MARKS.values(), _MARKS))
+_ENDS = re.compile(  # of a message in a template
+    r"\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<!>)</s>)\s*\Z"
 )
-THINKS = re.compile(r"\s*(<(think|thinking|thought|reasoning)>|\[THINK\])", re.I)  # how a text begins with a thought
-_CLOSED, _OPENED = (re.compile(rf"<{end}think(?:ing)?>|\[{end}THINK\]", re.I) for end in ("/", ""))
 
 
 @dataclass(slots=True)
@@ -82,6 +99,9 @@ class Parts:
         if text == _REDACTED:
             self.left_out["redacted text"] += 1
             return
+        if acts and text[-9:].rstrip().endswith(">") and (end := _ENDS.search(text)) and "<s>" not in text:
+            text = text[: end.start()]
+            self.left_out["mark at the end of a message"] += 1
         thoughts, rest, unfinished = apart(text) if acts else ([], text, False)
         self.texts.append(rest)
         self.thoughts += thoughts
@@ -106,7 +126,7 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         parts.add(content, acts)
         return speaker, parts
     if acts:
-        thought = next((message[key] for key in ("reasoning_content", "reasoning", "thinking") if message.get(key)), "")
+        thought = next((message[key] for key in _REASONS if message.get(key)), "")
         if isinstance(thought, str) and thought.strip():
             parts.thoughts.append(thought.strip())
         elif details := message.get("reasoning_details") or message.get("thinking_blocks") or thought:
@@ -135,7 +155,8 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
     failed = message.get("is_error") is True or message.get("isError") is True or message.get("status") == "error"
     parts.error |= speaker == WORLD and failed
     for key, value in message.items():
-        if key in _BESIDE or (isinstance(value, list | dict) and key not in _PLAIN and key not in _IN_PLACE):
+        said = isinstance(value, list | dict) or (isinstance(value, str) and value.count(" ") > 1)
+        if key in _BESIDE or (said and key not in _PLAIN and key not in _IN_PLACE and key not in _REASONS):
             parts.left_out[key if key in _BESIDE else f"field {key}"] += bool(value) and key not in _NO_PARTS
     parts.left_out += Counter()  # without counts of 0
     unread = [kind for kind in parts.left_out if kind not in _SECRET and not kind.startswith("field ")]
@@ -199,10 +220,10 @@ def apart(text: str) -> tuple[list[str], str, bool]:
 
     A chat template may have written the first ``<think>``, so that the text has only its end.
     """
-    if "<" not in text and "[" not in text:
+    if "<" not in text and "[" not in text and "◁" not in text:
         return [], text, False
-    thoughts = [next(group for group in match.group(2, 3, 5) if group is not None) for match in _THOUGHT.finditer(text)]
-    action, unfinished = _THOUGHT.sub("", text), False
+    thoughts = [match[match.lastindex or 0] for match in _THOUGHT.finditer(text)]
+    action, unfinished = _FINAL.sub("", _THOUGHT.sub("", text)), False
     if closed := _CLOSED.search(action):
         thoughts, action = [*thoughts, action[: closed.start()]], action[closed.end() :]
     if opened := _OPENED.search(action):

@@ -214,9 +214,15 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             dialogue.left_out["call of the user's own tool"] += len(own_calls)
             if not own_calls or parts.text:
                 dialogue.answer(parts.text, parts.error)
+        paid = value.get("reward")
+        if isinstance(paid, int | float) and not isinstance(paid, bool) and dialogue.turns and speaker != SYSTEM:
+            turn = dialogue.turns[-1]
+            turn["reward"] = turn.get("reward", 0.0) + paid
         of_user = bool(own_calls)
     dialogue.left_out["name of another agent"] += max(0, len(names) - 1)
     reward = _reward(fields)
+    if reward is not None:
+        dialogue.left_out["reward of a message"] += sum(turn.pop("reward", None) is not None for turn in dialogue.turns)
     stop, failure = ending_of(fields, message)
     if stop is None and last.unfinished and dialogue.unanswered:
         stop = StopReason.CONTEXT_LIMIT

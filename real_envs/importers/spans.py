@@ -158,7 +158,10 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
         span.asked = _with_roles(_messages(span.asked, "user", span.left_out))
         span.asked[:0] = [{"role": "system", "content": decoded(system)}] if system else []
         if isinstance(span.answered, dict) and "toolCalls" in span.answered:  # of the AI SDK
-            span.answered |= {"content": span.answered.get("text"), "tool_calls": decoded(span.answered["toolCalls"])}
+            span.answered |= {
+                "content": span.answered.get("text"),
+                "tool_calls": decoded(span.answered.pop("toolCalls")),
+            }
         span.answered = _messages(span.answered, "assistant", span.left_out)
     return span
 
