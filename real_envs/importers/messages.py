@@ -48,7 +48,15 @@ _ABOUT = (
 _ABOUT += " tool_call_ids cache_control extra extras info timing raw_data token_ids thinking_blocks error meta _meta"
 _NO_PARTS = frozenset(_ABOUT.split())  # fields with lists and objects that are no part of what was said
 _REDACTED = "redacted-by-litellm"  # what LiteLLM writes in place of a text
-_BESIDE = ("images", "audio", "videos", "files", "attachments")  # fields beside the content that hold no text
+_BESIDE = (
+    "image",
+    "images",
+    "audio",
+    "video",
+    "videos",
+    "files",
+    "attachments",
+)  # fields beside the content that hold no text
 _MARKS = {  # around thoughts, of templates
     **{f"<{name}>": f"</{name}>" for name in ("think", "thinking", "seed:think")},
     **{"[THINK]": "[/THINK]", "◁think▷": "◁/think▷", "<|START_THINKING|>": "<|END_THINKING|>"},

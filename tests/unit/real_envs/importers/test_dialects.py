@@ -208,6 +208,19 @@ def test_other_programs_say_the_same_in_their_words(tmp_path: Path, form: str) -
     assert episode.stop is StopReason.TERMINATED
 
 
+def test_sharegpt_has_thoughts_and_marks_as_chats_do(tmp_path: Path) -> None:
+    said = [
+        {"from": "Human", "value": "Hi", "image": "a.png"},
+        {"from": "GPT", "value": "Thought: hm\nAction: f", "reasoning": "so"},
+        {"from": "human", "value": "ok"},
+        {"from": "gpt", "value": "Thought: yes\nFinal Answer: Yo<|im_end|>"},
+    ]
+    episode = only_of(tmp_path, {"conversations": said, "id": 3})
+    assert (episode.id, steps(episode)) == ("3", [("f", "ok"), ("Final Answer: Yo", "")])
+    assert [turn.info["log.thought"] for turn in episode.turns] == ["so\n\nhm", "yes"]
+    assert left_out(episode) == {"image": 1, "mark at the end of a message": 1}
+
+
 def test_no_placeholder_is_read(tmp_path: Path) -> None:
     path = tmp_path / "log.json"
     path.write_text(json.dumps({"messages": [user("redacted-by-litellm"), agent("Yo")]}))
