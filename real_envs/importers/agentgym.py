@@ -56,9 +56,9 @@ def conversation_draft(record: Any, reading: Reading) -> EpisodeDraft:
         if not isinstance(value, str):
             raise FieldError(f"{at}.value", f"is {value!r:.60}, not text")
         speaker = speaker.lower() if isinstance(speaker, str) else speaker
-        beside = {key: kept for key, kept in message.items() if key not in ("from", "value")}
-        role = "assistant" if speaker in _MODEL else "tool"
-        parts = read_message(beside | {"role": role, "content": value}, at)[1]
+        others = {key: kept for key, kept in message.items() if key not in ("from", "value")}
+        others |= {"role": "assistant" if speaker in _MODEL else "tool", "content": value}
+        parts = read_message(others, at)[1]
         if speaker in _CALL:
             thoughts, text, _ = apart(value)
             tagged = _TAGGED.findall(text)

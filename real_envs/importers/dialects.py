@@ -288,7 +288,7 @@ def _with_role(message: Any) -> Any:
         made["content"] = given["parts"]
         made.pop("toolInvocations", None)
     if made.get("content") in (None, []):
-        keys = ("value", "text", "system_prompt", "message", "blocks", "_content")
+        keys = ("value", "text", "system_prompt", "message", "blocks", "contents", "_content")
         made["content"] = next((made.pop(key) for key in keys if made.get(key) is not None), made.get("content"))
     elif isinstance(made["content"], list):
         made.pop("text", None)  # of Claude's export: the texts of its content once more
@@ -410,7 +410,9 @@ def _untyped(part: Message) -> tuple[str, Any]:
             return _ASSISTANT, {**code, "type": "tool_use"}
     if isinstance(ran := part.get("codeExecutionResult", part.get("code_execution_result")), dict):
         return _result(ran.get("output", ""), ran.get("outcome") != "OUTCOME_OK")
-    if isinstance(result := part.get("tool_call_result"), dict):
+    if "tool_name" in part and "arguments" in part:  # as pydantic writes it
+        return _ASSISTANT, {**part, "type": "tool_use"}
+    if isinstance(result := part if "origin" in part else part.get("tool_call_result"), dict):
         return _result(result.get("result"), result.get("error") is True)
     if isinstance(thought := part.get("reasoning"), dict):
         return _ASSISTANT, {"type": "thinking", "thinking": thought.get("reasoning_text")}

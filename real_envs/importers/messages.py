@@ -29,8 +29,11 @@ ITEMS = {  # of OpenAI's Responses API, which have a type in place of a role
 }
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
 _CALLS = ("tool_use", "tool_call", "tool-call", "toolUse", "function_call", "custom_tool_call")
-_ANSWERS = ("tool_result", "tool-result", "toolResult", "function_call_output", "custom_tool_call_output")
-_THOUGHTS = ("thinking", "reasoning", "reasoningContent")
+_ANSWERS = (
+    *("tool_result", "tool-result", "toolResult", "function_result"),
+    *("function_call_output", "custom_tool_call_output"),
+)
+_THOUGHTS = ("thinking", "reasoning", "reasoningContent", "text_reasoning")
 _BEDROCK = ("text", "toolUse", "toolResult", "reasoningContent")  # keys that stand in place of a type
 _ALONE = ("json", "image", "audio", "video", "document", "file", "guardContent", "citationsContent", "cachePoint")
 _NO_TEXT = frozenset(

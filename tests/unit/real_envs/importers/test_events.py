@@ -212,6 +212,20 @@ RECORDS: dict[str, Any] = {
         {"role": "tool", "content": [{"tool_call_result": {"result": SEEN, "error": False}}]},
         {"role": "assistant", "meta": {"usage": {}}, "content": [{"text": SAID}]},
     ]},
+    "haystack through pydantic": {"messages": [
+        {"_role": "user", "_content": [{"text": ASKED}], "_meta": {}},
+        {"_role": "assistant", "_content": [{"reasoning": {"reasoning_text": THOUGHT}},
+                                            {"tool_name": "ls", "arguments": GIVEN, "id": "c"}]},
+        {"_role": "tool", "_content": [{"result": SEEN, "origin": {"tool_name": "ls"}, "error": False}]},
+        {"_role": "assistant", "_content": [{"text": SAID}]},
+    ]},
+    "agent framework": {"messages": [
+        {"role": "user", "contents": [text(ASKED)]},
+        {"role": "assistant", "contents": [{"type": "text_reasoning", "text": THOUGHT},
+                                           CALL | {"type": "function_call"}]},
+        {"role": "tool", "contents": [{"type": "function_result", "call_id": "c", "result": SEEN}]},
+        {"role": "assistant", "contents": [text(SAID)]},
+    ]},
     "pydantic ai": [
         {"kind": "request", "parts": [part("user-prompt", content=ASKED)]},
         {"kind": "response", "parts": [part("thinking", content=THOUGHT),
