@@ -36,8 +36,9 @@ def event_reader(value: Mapping[str, Any]) -> Reader | None:
         return _letta
     if isinstance(value.get("message"), dict) and "content" in value["message"] and "role" in value:  # of Cursor
         return _beside
-    if not isinstance(kind, str):
-        return no_message if {"working_dir", "description"} <= value.keys() else None  # how goose begins
+    if not isinstance(kind, str):  # how goose begins, or an event of ADK without a content
+        about = {"working_dir", "description"} <= value.keys() or {"author", "actions"} <= value.keys()
+        return no_message if about else None
     if kind in ("tool_use", "tool_result") and ("tool_id" in value or "tool_use_id" in value):
         return _gemini_stream
     if kind.startswith(("thread.", "turn.", "item.", "session.created", "session.resumed")) and "data" not in value:
@@ -82,6 +83,8 @@ def _within(value: Mapping[str, Any]) -> Message:
     key = "message" if value.get("type") == "message" or "contextItems" in value else ""
     key = "content" if "author" in value else key
     inner = value.get(key)
+    if "author" in value and isinstance(inner, dict) and inner.get("role") is None:
+        inner = inner | {"role": _USER if value["author"] == _USER else _AGENT}
     if "parts" in value and isinstance(info := value.get("info"), dict):
         inner = {"role": info.get("role"), "parts": value["parts"], "error": info.get("error")}
     named = isinstance(inner, dict) and isinstance(inner.get("role"), str) and inner["role"].lower() in SPEAKERS

@@ -28,7 +28,7 @@ ITEMS = {  # of OpenAI's Responses API, which have a type in place of a role
     **dict.fromkeys(("function_call_output", "custom_tool_call_output"), WORLD),
 }
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
-_CALLS = ("tool_use", "tool_call", "tool-call", "toolUse", "function_call", "custom_tool_call")
+_CALLS = ("tool_use", "tool-use", "tool_call", "tool-call", "toolUse", "function_call", "custom_tool_call")
 _ANSWERS = (
     *("tool_result", "tool-result", "toolResult", "function_result"),
     *("function_call_output", "custom_tool_call_output"),

@@ -21,6 +21,7 @@ MODEL, TOOL, SUB_AGENT, TRACE = "model", "tool", "agent", "trace"
 _PRODUCTS = {  # by the fields of a record
     "calls of Weave": "op_name inputs started_at",
     "spans of Braintrust": "span_attributes root_span_id",
+    "spans of MLflow": "span_id span_type inputs",
     "runs of LangSmith": "run_type inputs",
     "observations of Langfuse": "type traceId startTime, type trace_id start_time input",
     "traces of Langfuse": "id observations",
@@ -38,10 +39,10 @@ _PATHS = {
     "session": "extra.metadata.thread_id extra.metadata.session_id extra.metadata.conversation_id sessionId group_id "
     "attributes.session.id attributes.gen_ai.conversation.id attributes.langfuse.session.id metadata.session_id "
     "session_id",
-    "start": "start_time startTime started_at startTimeUnixNano start_time_unix_nano metrics.start",
+    "start": "start_time startTime started_at startTimeUnixNano start_time_unix_nano metrics.start start_time_ns",
     "kind": "run_type span_data.type attributes.openinference.span.kind attributes.ai.operationId "
     "attributes.gen_ai.operation.name attributes.traceloop.span.kind attributes.langfuse.observation.type "
-    "attributes.mlflow.spanType span_attributes.type type",
+    "attributes.mlflow.spanType span_attributes.type span_type type",
     "name": "attributes.gen_ai.tool.name attributes.tool.name attributes.ai.toolCall.name span_data.name "
     "span_attributes.name name",
     "model": "extra.metadata.ls_model_name extra.invocation_params.model span_data.model attributes.llm.model_name "

@@ -49,7 +49,7 @@ def event(kind: str, source: str, **more: Any) -> dict[str, Any]:
     return {"kind": kind, "source": source} | more
 
 
-def adk(author: str, role: str, *parts: dict[str, Any]) -> dict[str, Any]:
+def adk(author: str, role: str | None, *parts: dict[str, Any]) -> dict[str, Any]:
     return {"author": author, "content": {"role": role, "parts": list(parts)}, "actions": {}}
 
 
@@ -242,7 +242,7 @@ RECORDS: dict[str, Any] = {
     "adk": {"id": "s", "events": [
         adk("user", "user", {"text": ASKED}),
         adk("a", "model", {"text": THOUGHT, "thought": True}, {"functionCall": {"name": "ls", "args": GIVEN}}),
-        adk("a", "user", {"functionResponse": {"name": "ls", "response": {"result": SEEN}}}),
+        adk("a", None, {"functionResponse": {"name": "ls", "response": {"result": SEEN}}}),
         adk("a", "model", {"text": SAID}),
     ]},
     "ms-swift": {"messages": [

@@ -439,6 +439,10 @@ def test_calls_of_other_products_are_one_dialogue(tmp_path: Path, product: Any) 
     episode = only_of(tmp_path, *calls)
     assert (episode.start, steps(episode)) == ("Help.\n\nWhere is it?", STEPS)
     if product is mlflow:
+        asked, said = (ASKED, [*ASKED, CALLED, SEEN]), (CALLED, FOUND)
+        about = {"span_type": "LLM", "attributes": {}}
+        flat = [calls[i] | about | {"inputs": asked[i], "outputs": said[i]} for i in range(2)]
+        assert steps(only_of(tmp_path, *flat)) == STEPS
         path = write(tmp_path / "a.json", {"info": {"trace_id": "t"}, "data": {"spans": calls}})
         assert steps(only(path)) == STEPS
     if product is braintrust:
