@@ -100,7 +100,8 @@ class OpenaiChat(Format):
 
 def _list_of_chats(value: Any) -> str:
     """The one field with a list of records that hold chats; "" where the record is none of such a list's."""
-    if not isinstance(value, dict) or container_of(value) or messages_of(value)[0]:
+    named = isinstance(value, dict) and any(key in value for key in _LISTS)
+    if not named or container_of(value) or messages_of(value)[0]:
         return ""
     first = {key: value[key][0] for key in _LISTS if isinstance(value.get(key), list) and value[key]}
     lists = [key for key, one in first.items() if isinstance(one, dict) and (container_of(one) or messages_of(one)[0])]

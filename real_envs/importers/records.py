@@ -64,7 +64,8 @@ def open_bytes(path: Path) -> BinaryIO:
     raw: BinaryIO = path.open("rb")
     try:
         head = cast(io.BufferedReader, raw).peek(6)
-        if unpack := next((reader for mark, reader in _PACKED.items() if head.startswith(mark)), None):
+        known = (reader for mark, reader in _PACKED.items() if head.startswith(mark))
+        if unpack := next(known, gzip.GzipFile if path.suffix == ".gz" else None):
             raw.close()
             raw = cast(BinaryIO, io.BufferedReader(_Unzipped(path, unpack)))
         head = cast(io.BufferedReader, raw).peek(4)[:4]
