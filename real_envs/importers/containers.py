@@ -118,7 +118,8 @@ def _executor(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     made: list[Any] = []
     for pair in value["intermediate_steps"]:
         step, seen = pair if isinstance(pair, list) and len(pair) == 2 else (pair, None)
-        inner = step.get("kwargs", step) if isinstance(step, dict) else {}
+        inner = step if isinstance(step, dict) else {}
+        inner = inner["kwargs"] if isinstance(inner.get("kwargs"), dict) else inner
         thought = re.split("Action:|Invoking:", str(inner.get("log") or ""))[0].replace("Thought:", "").strip()
         call = {"name": inner.get("tool"), "arguments": inner.get("tool_input")}
         made.append({"role": "assistant", "content": None, "reasoning_content": thought, "tool_calls": [call]})
@@ -231,12 +232,14 @@ def _error(line: Any) -> Any:
 
 def stream(lines: list[Any]) -> dict[str, Any]:
     """Lines of one dialogue, an event each: the path to the last one where they are a tree, and how they broke off."""
-    above = {one["id"]: one["parentId"] for one in lines if isinstance(one, dict) and {"id", "parentId"} <= one.keys()}
+    linked = [one for one in lines if isinstance(one, dict) and {"id", "parentId"} <= one.keys()]
+    above = {str(one["id"]): str(one["parentId"]) for one in linked}
     others = 0
-    if above and lines[0].get("type") == "session":  # of pi
+    if above and isinstance(lines[0], dict) and lines[0].get("type") == "session":  # of pi
         path = set(_path(above, next(reversed(above))))
         others = len(lines)
-        lines = [one for one in lines if not isinstance(one, dict) or "parentId" not in one or one.get("id") in path]
+        dropped = {id(one) for one in linked if str(one["id"]) not in path}
+        lines = [one for one in lines if id(one) not in dropped]
         others -= len(lines)
     joined: list[Any] = []
     for line in map(_chunk, lines):

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from real_envs.importers.events import Message, Reader, event_reader, harmony, no_message, objects, shown
+from real_envs.importers.events import NO_TOOLS, Message, Reader, event_reader, harmony, no_message, objects, shown
 from real_envs.importers.messages import AGENT, ITEMS, SPEAKERS, decoded
 
 _ASSISTANT, _TOOL, _USER = "assistant", "tool", "user"
@@ -93,7 +93,7 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
         role = str(value["role"])
         if isinstance(value.get("message"), dict):
             return event_reader(value)
-        if role == _ASSISTANT and ("channel" in value or value.get("recipient") not in (None, "all", _USER)):
+        if role == _ASSISTANT and ("channel" in value or value.get("recipient") not in NO_TOOLS):
             return harmony
         return _called if role in _CALLED else _note if role.startswith("_") else None
     if kind == "mcp_approval_response":

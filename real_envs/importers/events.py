@@ -18,6 +18,7 @@ from real_envs.importers.messages import SPEAKERS
 Message = dict[str, Any]
 Reader = Callable[[Message, Counter[str]], list[Any]]
 _AGENT, _TOOL, _USER, _SYSTEM = "assistant", "tool", "user", "system"
+NO_TOOLS = (None, "all", _USER, _AGENT)  # recipients of messages that call nothing
 _OF_ITEMS = ("command", "changes", "arguments", "query")  # what Codex's tools were asked
 _OF_SESSIONS = ("model_change", "thinking_level_change", "compaction", "branch_summary", "label", "session_info")
 _LETTA = {"user_message": _USER, "system_message": _SYSTEM, "assistant_message": _AGENT, "tool_return_message": _TOOL}
@@ -65,7 +66,7 @@ def harmony(message: Message, left_out: Counter[str]) -> list[Any]:
     known = {key: kept for key, kept in message.items() if key not in ("channel", "recipient", "content_type")}
     content, tool = message.get("content"), str(message.get("recipient") or "all")
     text = content if isinstance(content, str) else "\n".join(str(part.get("text")) for part in objects(content))
-    if tool not in ("all", _USER):
+    if tool not in NO_TOOLS:
         return [known | {"content": None, "tool_calls": [{"name": tool.removeprefix("functions."), "arguments": text}]}]
     return [known | ({"content": None, "reasoning_content": text} if message.get("channel") == "analysis" else {})]
 

@@ -67,6 +67,10 @@ _MARKS = {  # around thoughts, of templates
 }
 _FIRST = {f"<{name}>": f"</{name}>" for name in ("thought", "reasoning")}  # only where a text begins so
 _HARMONY = re.compile(r"<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
+_CALL = re.compile(
+    r"(?:<\|start\|>assistant)?<\|channel\|>\w+ to=(?:functions\.)?([\w.-]+).*?<\|message\|>(.*?)(?:<\|call\|>|\Z)",
+    re.DOTALL,
+)
 _FINAL = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>")
 
 
@@ -79,7 +83,7 @@ _THOUGHT = re.compile("|".join((*_around(_MARKS), *_around(_FIRST, r"\A\s*"), _H
 THINKS = re.compile(rf"\s*({'|'.join(map(re.escape, (*_MARKS, *_FIRST)))}|<\|channel\|>analysis)", re.I)
 _CLOSED, _OPENED = (re.compile("|".join(map(re.escape, marks)), re.I) for marks in (_MARKS.values(), _MARKS))
 _ENDS = re.compile(  # of a message in a template
-    r"\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<!>)</s>)\s*\Z"
+    r"\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<=[^\s>])</s>)\s*\Z"
 )
 
 
@@ -234,7 +238,8 @@ def apart(text: str) -> tuple[list[str], str, bool]:
     if "<" not in text and "[" not in text and "◁" not in text:
         return [], text, False
     thoughts = [match[match.lastindex or 0] for match in _THOUGHT.finditer(text)]
-    action, unfinished = _FINAL.sub("", _THOUGHT.sub("", text)), False
+    called = _CALL.sub(lambda match: f"{match[1]}({_arguments(match[2])})", _THOUGHT.sub("", text))
+    action, unfinished = _FINAL.sub("", called), False
     if closed := _CLOSED.search(action):
         thoughts, action = [*thoughts, action[: closed.start()]], action[closed.end() :]
     if opened := _OPENED.search(action):

@@ -190,12 +190,13 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     names: set[str] = set()
     # AutoGen 0.2 logs a dialogue as its user's side holds it, who is its assistant
     first = messages[0] if isinstance(messages[0], dict) else {}
-    swapped = first.get("role") == "assistant" and "user" in str(first.get("name")).lower()
+    named = all(isinstance(one, dict) and ("name" in one or str(one.get("role")) not in _OTHER) for one in messages)
+    swapped = named and first.get("role") == "assistant" and "user" in str(first.get("name")).lower()
     of_user = False  # whether the user's own tools answer next
     for at, value in _each(key, messages, dialogue):
         role = value.get("role") if isinstance(value, dict) else None
-        if swapped and role in _OTHER and not calls_of(value, at):
-            role = _OTHER[role]
+        if swapped and str(role) in _OTHER and not calls_of(value, at):
+            role = _OTHER[str(role)]
             value = value | {"role": role}
         if role == "exit":  # how mini-swe-agent notes its end
             dialogue.left_out["exit message"] += 1
@@ -216,7 +217,9 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             if not own_calls or parts.text:
                 dialogue.answer(parts.text, parts.error)
         paid = value.get("reward")
-        if isinstance(paid, int | float) and not isinstance(paid, bool) and dialogue.turns and speaker != SYSTEM:
+        if paid is not None and (isinstance(paid, bool) or not isinstance(paid, int | float)):
+            raise FieldError(f"{at}.reward", f"is {paid!r:.40}, not a number")
+        if paid is not None and dialogue.turns and speaker != SYSTEM:
             turn = dialogue.turns[-1]
             turn["reward"] = turn.get("reward", 0.0) + paid
         of_user = bool(own_calls)

@@ -338,6 +338,7 @@ def test_every_text_and_argument_is_somewhere(said: list[tuple[str, list[str], s
         {"content": "◁think▷hm◁/think▷go"},
         {"content": "<seed:think>hm</seed:think>go"},
         {"content": "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>go"},
+        {"content": "<|channel|>analysis<|message|>hm<|end|><|channel|>final<|message|>go<|return|>"},
         {"content": "go", "thought": "hm"},
         {"content": "<think>hm</think>go<|im_end|>\n"},
     ],
@@ -347,6 +348,12 @@ def test_marks_of_a_template_are_no_part_of_an_action(tmp_path: Path, said: dict
     (episode,) = imported(tmp_path / "a.jsonl", {"messages": messages})
     assert isinstance(episode, Trajectory)
     assert [(turn.action, turn.info["log.thought"]) for turn in episode.turns] == [("go", "hm")]
+
+
+def test_a_call_in_the_text_of_gpt_oss_is_written_as_calls_are() -> None:
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
+    assert apart(thought + call) == (["hm"], 'f({"x": 1})', False)
 
 
 def test_channels_and_recipients_say_what_is_a_thought_and_what_a_call(tmp_path: Path) -> None:
