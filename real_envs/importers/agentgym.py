@@ -14,7 +14,7 @@ from typing import Any
 
 from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, outcome
 from real_envs.importers.ends import ending_of
-from real_envs.importers.messages import apart, decoded, system_text, written_call
+from real_envs.importers.messages import apart, decoded, read_message, system_text, written_call
 from real_envs.importers.records import Sample
 from real_envs.store.codec import FieldError
 
@@ -55,6 +55,10 @@ def conversation_draft(record: Any, reading: Reading) -> EpisodeDraft:
         speaker, value = (message.get("from"), message.get("value")) if isinstance(message, dict) else (None, None)
         if not isinstance(value, str):
             raise FieldError(f"{at}.value", f"is {value!r:.60}, not text")
+        speaker = speaker.lower() if isinstance(speaker, str) else speaker
+        others = {key: kept for key, kept in message.items() if key not in ("from", "value")}
+        others |= {"role": "assistant" if speaker in _MODEL else "tool", "content": value}
+        parts = read_message(others, at)[1]
         if speaker in _CALL:
             thoughts, text, _ = apart(value)
             tagged = _TAGGED.findall(text)
@@ -68,14 +72,14 @@ def conversation_draft(record: Any, reading: Reading) -> EpisodeDraft:
                 continue  # the assent to the instructions
             if dialogue.unanswered:
                 raise FieldError(CONVERSATIONS, f"has no answer to action {len(dialogue.turns)}")
-            thoughts, text, _ = apart(value)
-            thought, action = thought_and_action(text)
-            dialogue.act(action, [*thoughts, *filter(None, (thought,))])
+            thought, action = thought_and_action(parts.text)
+            dialogue.act(action, [*parts.thoughts, *filter(None, (thought,))])
             called = False
         elif speaker in _WORLD:
-            dialogue.answer(value)
+            dialogue.answer(parts.text, parts.error)
         else:
             raise FieldError(f"{at}.from", f"is {speaker!r:.40}, not human or gpt")
+        dialogue.left_out.update(parts.left_out)
     judged = record.get("reward") is not None or record.get("success") is not None
     stop, failure = ending_of(record)
     stop = dialogue.end(stop, called, judged)
@@ -97,7 +101,7 @@ def conversation_draft(record: Any, reading: Reading) -> EpisodeDraft:
 
 def thought_and_action(text: str) -> tuple[str, str]:
     """``Thought: I need eggs. Action: open fridge`` taken apart; a text without ``Action:`` is an action."""
-    action = re.search(r"(?:^|\n)\s*Action:\s*", text)
+    action = re.search(r"(?:^|\n)\s*(?:Action:\s*|(?=Final Answer:))", text)
     if not action:
         return "", text.strip()
     return re.sub(r"^\s*Thought:\s*", "", text[: action.start()]).strip(), text[action.end() :].strip()

@@ -53,7 +53,8 @@ class BrowserUse(Format):
                 history = json.loads((folder / HISTORY).read_text(encoding="utf-8"))
             except FileNotFoundError as error:
                 name = Path(str(error.filename)).name
-                yield Record(where, FieldError(name, "is missing: nothing was logged"))
+                reason = "nothing was logged" if name == HISTORY else "nothing says what the task was, and if it passed"
+                yield Record(where, FieldError(name, f"is missing: {reason}"))
             except (ValueError, RecursionError) as error:
                 yield Record(where, FieldError("", f"is no JSON: {error}"))
             else:

@@ -1,11 +1,13 @@
 """Files that hold chats in another form: sessions of Claude Code and Gemini's CLI, samples of Inspect, results of
-tau2-bench, trajectories of ATIF, trees of ChatGPT's export and of verifiers.
+tau2-bench, trajectories of ATIF and DSPy, trees of ChatGPT's export and of verifiers, steps of LangChain's executor,
+rollouts of Atropos and NeMo Gym.
 
 Of logs that are known and not read, ``not_read`` says what they are.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,7 +16,7 @@ from real_envs.importers.records import Record
 from real_envs.store.codec import FieldError
 
 _VERDICTS = {"C": True, "I": False, "N": False}  # of Inspect's scorers
-GEMINI_CLI = {"sessionId", "projectHash"}
+GEMINI_CLI = {"sessionId", "startTime"}
 _CHATGPT = {  # where the parts of a content are, by its type
     **{"text": "parts", "multimodal_text": "parts", "code": "text", "execution_output": "text", "thoughts": "thoughts"},
     **{"system_error": "text", "tether_browsing_display": "result", "tether_quote": "text", "reasoning_recap": ""},
@@ -28,6 +30,7 @@ _NOT_READ = {  # by fields of a record, or of its first message
     "task_name agent status": "logs of CrewAI, without answers of tools",
     "input output gts": "verl's dumps of a chat template's text: log messages",
     "role thread_id": "lists of OpenAI's Assistants, newest first",
+    "choices object, custom_id response": "single answers of a model, without what it was asked",
 }
 
 
@@ -56,6 +59,15 @@ def container_of(value: Any) -> str:
         return "samples of Inspect"
     if "steps" in lists and str(value.get("schema_version")).startswith("ATIF"):
         return "steps of ATIF"
+    given, asked, answered = map(value.get, ("messages", "responses_create_params", "response"))
+    if isinstance(given, list) and given and all(map(_chat, given)):
+        return "messages of several rollouts"
+    if isinstance(asked, dict) and isinstance(answered, dict) and "input" in asked and "output" in answered:
+        return "response of NeMo Gym"
+    if "intermediate_steps" in lists and "input" in value:
+        return "intermediate_steps of LangChain"
+    if isinstance(value.get("trajectory"), dict) and "tool_name_0" in value["trajectory"]:
+        return "trajectory of DSPy"
     if isinstance(value.get("mapping"), dict) and "current_node" in value:
         return "mapping of ChatGPT's export"
     if "nodes" in lists and "task" in value:
@@ -75,9 +87,66 @@ def contained(records: Iterable[Record]) -> Iterator[Record]:
                 chat = read(record.value, value) if isinstance(value, dict) else value
                 yield Record(f"{record.where}, {kind}[{i}]", chat)
         else:
-            chats = {"steps": _trajectories, "mapping": _conversation, "nodes": _branches}[kind](record.value)
-            for i, chat in enumerate(chats):
-                yield Record(f"{record.where}, dialogue {i + 1}" if i else record.where, chat)
+            try:
+                for i, chat in enumerate(_READERS[kind](record.value)):
+                    yield Record(f"{record.where}, dialogue {i + 1}" if i else record.where, chat)
+            except FieldError as error:
+                yield Record(record.where, error)
+
+
+def _chat(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "role" in value[0]
+
+
+def _group(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rollouts of one task, as of Atropos, each with its entry of the lists beside them."""
+    count = len(value["messages"])
+    lists = {key for key, given in value.items() if isinstance(given, list) and len(given) == count}
+    for i in range(count):
+        yield {key: given[i] if key in lists else given for key, given in value.items() if key != "id" or count == 1}
+
+
+def _nemo_gym(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    asked, answered = value["responses_create_params"], value["response"]
+    about = {"input": asked["input"], "instructions": asked.get("instructions"), "output": answered["output"]}
+    about |= {key: answered.get(key) for key in ("model", "status", "error", "incomplete_details")}
+    yield {**value, "responses_create_params": None, "response": None} | about
+
+
+def _executor(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of LangChain's AgentExecutor: pairs of a call, with what the model wrote, and what its tool gave."""
+    made: list[Any] = []
+    for pair in value["intermediate_steps"]:
+        step, seen = pair if isinstance(pair, list) and len(pair) == 2 else (pair, None)
+        inner = step if isinstance(step, dict) else {}
+        inner = inner["kwargs"] if isinstance(inner.get("kwargs"), dict) else inner
+        thought = re.split("Action:|Invoking:", str(inner.get("log") or ""))[0].replace("Thought:", "").strip()
+        call = {"name": inner.get("tool"), "arguments": inner.get("tool_input")}
+        made.append({"role": "assistant", "content": None, "reasoning_content": thought, "tool_calls": [call]})
+        made += [] if seen is None else [{"role": "tool", "content": seen}]
+    asked, told = value["input"], value.get("output")
+    cut = str(told).startswith("Agent stopped due to")  # which the executor says, and no agent
+    answer = [{"role": "assistant", "content": told}] if told is not None and not cut else []
+    value = {**value, "stop_condition": "max_iterations"} if cut else value
+    before = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
+    yield {**value, "intermediate_steps": None, "input": None, "output": None} | {"messages": [*before, *made, *answer]}
+
+
+def _dspy(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of DSPy's ReAct: numbered thoughts, calls and answers; the task is in the texts of its inputs."""
+    steps, made = value["trajectory"], []
+    for i in range(len(steps)):
+        if (name := steps.get(f"tool_name_{i}")) is None:
+            break
+        call = {"name": name, "arguments": steps.get(f"tool_args_{i}")}
+        made.append({"role": "assistant", "content": None, "reasoning_content": steps.get(f"thought_{i}")})
+        made[-1] |= {"tool_calls": [call], "ends": name == "finish"}
+        made.append({"role": "tool", "content": steps.get(f"observation_{i}")})
+    named = (value.get(key) for key in ("question", "query", "input", "task"))
+    asked = next((text for text in named if isinstance(text, str)), None)
+    if asked is None:
+        raise FieldError("question", "is missing: nothing says what the task is")
+    yield {**value, "trajectory": None, "messages": [{"role": "user", "content": asked}, *made]}
 
 
 def _trajectories(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -144,6 +213,43 @@ def _branches(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     about |= {"task_id": task.get("key") or task.get("hash"), "agent": agent.get("name")}
     others = len(nodes) - len(path)
     yield {"messages": [nodes[at].get("message") for at in path], "messages_of_other_branches": others or None} | about
+
+
+def _chunk(line: Any) -> Any:
+    """A piece of a text, of Kimi Code, as Gemini's CLI writes one."""
+    event = line.get("event") if isinstance(line, dict) else None
+    part = event.get("part") if isinstance(event, dict) else None
+    plain = isinstance(part, dict) and part.get("type") == "text"
+    return {"role": "assistant", "content": part.get("text"), "delta": True} if plain and part else line
+
+
+def _error(line: Any) -> Any:
+    """How a line says that a stream broke off."""
+    kind, status = (line.get("type"), line.get("status")) if isinstance(line, dict) else ("", "")
+    broken = kind in ("turn.failed", "error") or (kind in ("result", "turn_ended") and status not in (None, "success"))
+    return (line.get("error") or line.get("message") or status) if broken else None
+
+
+def stream(lines: list[Any]) -> dict[str, Any]:
+    """Lines of one dialogue, an event each: the path to the last one where they are a tree, and how they broke off."""
+    linked = [one for one in lines if isinstance(one, dict) and {"id", "parentId"} <= one.keys()]
+    above = {str(one["id"]): str(one["parentId"]) for one in linked}
+    others = 0
+    if above and isinstance(lines[0], dict) and lines[0].get("type") == "session":  # of pi
+        path = set(_path(above, next(reversed(above))))
+        others = len(lines)
+        dropped = {id(one) for one in linked if str(one["id"]) not in path}
+        lines = [one for one in lines if id(one) not in dropped]
+        others -= len(lines)
+    joined: list[Any] = []
+    for line in map(_chunk, lines):
+        before = joined[-1] if joined else None
+        if isinstance(line, dict) and line.get("delta") is True and isinstance(before, dict) and before.get("delta"):
+            joined[-1] = before | {"content": f"{before.get('content')}{line.get('content')}"}
+        else:
+            joined.append(line)
+    error = next(filter(None, map(_error, lines[:-4:-1])), None)
+    return {"messages": joined, "messages_of_other_branches": others or None, "error": error}
 
 
 def gemini_session(records: Iterable[Record]) -> Iterator[Record]:
@@ -224,7 +330,9 @@ def sessions(records: Iterable[Record]) -> Iterator[Record]:
             yield record if isinstance(line, FieldError) else Record(record.where, FieldError("", "is no object"))
             continue
         uuid, parent = (line[key] if isinstance(line.get(key), str) else None for key in ("uuid", "parentUuid"))
-        session, side = str(line.get("sessionId") or session), ""
+        session, side = str(line.get("sessionId") or line.get("session_id") or session), ""
+        if line.get("parent_tool_use_id"):  # of the stream
+            side = str(line["parent_tool_use_id"])
         if line.get("isSidechain") is True:
             side = roots[uuid] = str(line.get("agentId") or roots.get(parent, uuid))
         chain = chains.setdefault((session, side), {})
@@ -242,6 +350,9 @@ def sessions(records: Iterable[Record]) -> Iterator[Record]:
             (message["model"] for message in messages if message.get("model") not in (None, "<synthetic>")), None
         )
         value = {"messages": [*loose.values(), *chain.values()], "agent": model, "session": name}
+        if result := next((line for line in chain.values() if line.get("type") == "result"), None):
+            wrong = result.get("is_error") is True and result.get("subtype") == "success"
+            value |= {"stop_condition": result.get("subtype"), "error": result.get("result") if wrong else None}
         yield Record(f"session {name} {side}".strip(), value | {"rewound_messages": rewound[name, side] or None})
         loose = {}
 
@@ -252,3 +363,7 @@ def _prompt(line: Mapping[str, Any]) -> bool:
     notes = line.get("type") != "user" or line.get("isMeta") or line.get("isCompactSummary")
     answers = isinstance(content, list) and any(isinstance(p, dict) and p.get("type") == "tool_result" for p in content)
     return bool(content) and not notes and not answers
+
+
+_READERS = {"steps": _trajectories, "mapping": _conversation, "nodes": _branches, "messages": _group}
+_READERS |= {"response": _nemo_gym, "intermediate_steps": _executor, "trajectory": _dspy}

@@ -1,22 +1,21 @@
 """Messages as other programs write them, in the terms that ``messages`` reads: role, content of parts, ``tool_calls``.
 
 Read are messages of LangChain, Gemini, the AI SDK, OpenTelemetry, Cohere, ShareGPT, AutoGen and Claude's export, items
-of OpenAI's Responses with hosted tools, events of OpenHands, steps of smolagents and ATIF, lines of Claude Code, Codex
-and Gemini's CLI. One that holds calls and answers is several
-messages; what is no message is counted.
+of OpenAI's Responses with hosted tools, events of OpenHands, steps of smolagents and ATIF, lines of Claude Code, Qwen
+Code, Codex and Gemini's CLI, parts of LlamaIndex and Haystack, and what ``events`` reads. One that holds calls and
+answers is several messages; what is no message is counted.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from real_envs.importers.messages import AGENT, ITEMS, SPEAKERS
+from real_envs.importers.events import NO_TOOLS, Message, Reader, event_reader, harmony, no_message, objects, shown
+from real_envs.importers.messages import AGENT, ITEMS, SPEAKERS, decoded
 
-Message = dict[str, Any]
-Reader = Callable[[Message, Counter[str]], list[Any]]
 _ASSISTANT, _TOOL, _USER = "assistant", "tool", "user"
 _EMPTY = {"type": "text", "text": ""}  # in place of parts that are in another message, so that indices stay
 _MORE = {"parts", "is_demo", "additional_kwargs"}  # fields of a plain message by which it is none
@@ -34,13 +33,22 @@ _AUTOGEN = (
 )
 _SMOLAGENTS = ({"step_number", "model_output"}, {"task", "task_images"}, {"plan", "model_output_message"})
 _NOTICES = ("info", "error", "warning")  # of Gemini's CLI
-_NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction")
+_NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction", "mcp_approval_request")
+_STREAM = ("system", "user", "assistant", "result", "stream_event", "rate_limit_event")  # of `claude -p`
+# parts that are no text of anybody; the first two say nothing at all
+_NO_PARTS = (
+    *("step-start", "step-finish", "reference", "container_upload", "compaction", "non_standard", "snapshot", "patch"),
+    *("agent", "retry", "subtask", "tool-approval-request", "redactedThinking"),
+)
+_CALLED = ("tool_use", "function_call", "tool_call")
 
 
 def is_session(value: Any) -> bool:
-    """A line of a session of Claude Code."""
+    """A line of a session of Claude Code, or of its stream."""
     if not isinstance(value, dict) or not isinstance(value.get("type"), str) or {"role", "content"} & value.keys():
         return False
+    if value["type"] in _STREAM and "session_id" in value and "stats" not in value:
+        return True
     return "sessionId" in value or "leafUuid" in value or value["type"] == "file-history-snapshot"
 
 
@@ -48,7 +56,8 @@ def is_message(value: Any) -> bool:
     """Or an item, an event, or a line of a session."""
     if not isinstance(value, dict):
         return False
-    named = "role" in value or value.get("type") in tuple(ITEMS) or {"from", "value"} <= value.keys()
+    roles = {"role", "_role"} & value.keys() or {"from", "value"} <= value.keys()
+    named = bool(roles) or value.get("type") in tuple(ITEMS)
     return named or ("sender" in value and ("text" in value or "content" in value)) or _reader(value) is not None
 
 
@@ -57,12 +66,16 @@ def spoken(value: Any) -> tuple[list[Any], Counter[str]]:
     left_out: Counter[str] = Counter()
     if not isinstance(value, dict):
         return [value], left_out
-    plain = isinstance(value.get("content"), str) and isinstance(value.get("role"), str)
+    role = value.get("role") if isinstance(value.get("content"), str) else None
+    plain = isinstance(role, str) and role not in _CALLED and not role.startswith("_")
+    plain &= "channel" not in value and "recipient" not in value
     if plain and not _MORE & value.keys():
         return [value], left_out
     if value.get("is_demo"):
         return [], Counter({"demonstration": 1})
     reader = _reader(value)
+    if isinstance(value.get("message"), dict) and "finish_reason" in value:  # a choice
+        value = {**value["message"], "finish_reason": value["finish_reason"]}
     made = reader(value, left_out) if reader else [value]
     return [part for message in made for part in _apart(_with_role(message), left_out)], left_out
 
@@ -70,14 +83,23 @@ def spoken(value: Any) -> tuple[list[Any], Counter[str]]:
 def _reader(value: Mapping[str, Any]) -> Reader | None:
     """How a value that has no plain role is read."""
     kind, source = value.get("type"), value.get("source")
-    if isinstance(value.get("message"), dict) and kind in (_USER, _ASSISTANT):
+    if isinstance(value.get("message"), dict) and kind in (_USER, "human", _ASSISTANT, "tool_result"):
         return _claude_code
     if is_session(value) or kind in _NO_MESSAGES:
-        return _no_message
+        return no_message
     if isinstance(value.get("payload"), dict) and isinstance(kind, str):
         return _codex
     if "role" in value:
-        return None
+        role = str(value["role"])
+        if isinstance(value.get("message"), dict):
+            return event_reader(value)
+        if role == _ASSISTANT and ("channel" in value or value.get("recipient") not in NO_TOOLS):
+            return harmony
+        return _called if role in _CALLED else _note if role.startswith("_") else None
+    if kind == "mcp_approval_response":
+        return _approval
+    if reader := event_reader(value):
+        return reader
     if "step_id" in value and isinstance(source, str):
         return _atif
     if any(names <= value.keys() for names in _SMOLAGENTS) or value.keys() == {"system_prompt"}:
@@ -97,9 +119,30 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
     return _item if item else None
 
 
-def _no_message(value: Message, left_out: Counter[str]) -> list[Any]:
-    left_out[f"line of type {value['type']}"] += 1
+def _called(message: Message, left_out: Counter[str]) -> list[Any]:
+    """A call in a message of its own, as JSON; anything else as it was written."""
+    given = decoded(message.get("content"))
+    calls = given if isinstance(given, list) else [given]
+    if not all(isinstance(call, dict) and call.get("name") for call in calls):
+        return [message | {"role": _ASSISTANT}]
+    return [message | {"role": _ASSISTANT, "content": None, "tool_calls": calls}]
+
+
+def _note(message: Message, left_out: Counter[str]) -> list[Any]:
+    """Of Kimi's CLI: its system prompt, or a number."""
+    if message["role"] == "_system_prompt":
+        return [message | {"role": "system"}]
+    left_out[f"line of role {message['role']}"] += 1
     return []
+
+
+def _approval(part: Message, left_out: Counter[str]) -> list[Any]:
+    """What somebody said to a call; that he agreed is no answer to it."""
+    given = {key: part[key] for key in ("approve", "approved", "reason") if part.get(key) is not None}
+    if True in given.values():
+        left_out["approval"] += 1
+        return []
+    return [{"role": _TOOL, "content": shown(given), "is_error": True}]
 
 
 def _claude_code(line: Message, left_out: Counter[str]) -> list[Any]:
@@ -117,7 +160,7 @@ def _codex(line: Message, left_out: Counter[str]) -> list[Any]:
     given = line["payload"].get("base_instructions") or line["payload"].get("instructions")
     text = given.get("text") if isinstance(given, dict) else given
     if line["type"] != "session_meta" or not isinstance(text, str):
-        return _no_message(line, left_out)
+        return no_message(line, left_out)
     return [{"role": "system", "content": text}]
 
 
@@ -156,29 +199,29 @@ def _event(event: Message, left_out: Counter[str]) -> list[Any]:
 def _atif(step: Message, left_out: Counter[str]) -> list[Any]:
     """A step of Harbor's format, with what its tools gave."""
     role = {"agent": _ASSISTANT}.get(step["source"], step["source"])
-    calls = [{"name": call.get("function_name"), **call} for call in _objects(step.get("tool_calls"))]
+    calls = [{"name": call.get("function_name"), **call} for call in objects(step.get("tool_calls"))]
     message = {"role": role, "content": step.get("message"), "tool_calls": calls}
     message |= {"reasoning_content": step.get("reasoning_content")} if role == _ASSISTANT else {}
     given = step["observation"].get("results") if isinstance(step.get("observation"), dict) else None
-    left_out["trajectory of a sub-agent"] += sum(bool(one.get("subagent_trajectory_ref")) for one in _objects(given))
-    seen = [{"role": _TOOL, "content": one["content"]} for one in _objects(given) if one.get("content") is not None]
+    left_out["trajectory of a sub-agent"] += sum(bool(one.get("subagent_trajectory_ref")) for one in objects(given))
+    seen = [{"role": _TOOL, "content": one["content"]} for one in objects(given) if one.get("content") is not None]
     return [*([message] if message["content"] or calls or not seen else []), *seen]
 
 
 def _smolagents(step: Message, left_out: Counter[str]) -> list[Any]:
     if "step_number" not in step:
-        left_out["image"] += len(_objects(step.get("task_images")))
+        left_out["image"] += len(objects(step.get("task_images")))
         if "plan" in step:
             return [{"role": _ASSISTANT, "content": None, "reasoning_content": step["plan"]}]
         return [{"role": _USER, "content": step["task"]} if "task" in step else {"role": "system", **step}]
-    written, calls = step["model_output"], _objects(step.get("tool_calls"))
+    written, calls = step["model_output"], objects(step.get("tool_calls"))
     code = written and all("python_interpreter" in str(call) for call in calls)  # stands in the text, too
     message = {"role": _ASSISTANT, "content": written, "ends": step.get("is_final_answer") is True}
     message |= {} if code else {"tool_calls": calls}
     seen = {"role": _TOOL, "content": step.get("observations"), "error": step.get("error")}
     made, output = f"{written}{calls}{seen}", step.get("action_output")
     left_out["action output"] += output is not None and str(output) not in made
-    left_out["image"] += len(_objects(step.get("observations_images")))
+    left_out["image"] += len(objects(step.get("observations_images")))
     return [message, *([seen] if seen["content"] or seen["error"] else [])]
 
 
@@ -186,7 +229,7 @@ def _autogen(message: Message, left_out: Counter[str]) -> list[Any]:
     kind, content = message["type"], message.get("content")
     role = _USER if "user" in message["source"].lower() else _ASSISTANT
     if kind in ("ToolCallExecutionEvent", "FunctionExecutionResultMessage"):
-        return [{"role": _TOOL, **result} for result in _objects(content)]
+        return [{"role": _TOOL, **result} for result in objects(content)]
     if kind == "ThoughtEvent":
         return [{"role": _ASSISTANT, "content": None, "reasoning_content": content}]
     if kind == "ToolCallRequestEvent" or (kind == "AssistantMessage" and isinstance(content, list)):
@@ -196,14 +239,14 @@ def _autogen(message: Message, left_out: Counter[str]) -> list[Any]:
         return []
     if kind == "MultiModalMessage" and isinstance(content, list):
         content = [part if isinstance(part, str) else {"type": "image"} for part in content]
-    return [{"role": "system" if kind == "SystemMessage" else role, "content": _shown(content, (str, list))}]
+    return [{"role": "system" if kind == "SystemMessage" else role, "content": shown(content, (str, list))}]
 
 
 def _gemini_cli(line: Message, left_out: Counter[str]) -> list[Any]:
     if line["type"] != "gemini":
-        return _no_message(line, left_out)
-    calls = _objects(line.get("toolCalls"))
-    thoughts = [f"{one.get('subject')}: {one.get('description')}" for one in _objects(line.get("thoughts"))]
+        return no_message(line, left_out)
+    calls = objects(line.get("toolCalls"))
+    thoughts = [f"{one.get('subject')}: {one.get('description')}" for one in objects(line.get("thoughts"))]
     message = {"role": _ASSISTANT, "content": line.get("content"), "tool_calls": calls}
     seen = [
         {
@@ -222,28 +265,20 @@ def _item(item: Message, left_out: Counter[str]) -> list[Any]:
     kind, output = item["type"], item.get("output")
     if kind.endswith("_output"):
         picture = isinstance(output, dict) and output.get("type") == "computer_screenshot"
-        return [{"role": _TOOL, "content": [output] if picture else _shown(output)}]
+        return [{"role": _TOOL, "content": [output] if picture else shown(output)}]
     keys = ("arguments", "action", "code", "queries", "operation", "input")
     given = next((item[key] for key in keys if item.get(key) is not None), None)
     call = {"name": item.get("name") or kind.removesuffix("_call"), "arguments": given}
     answer = next((item[key] for key in ("output", "outputs", "results", "error") if item.get(key) is not None), None)
     left_out[f"answer of {call['name']}"] += answer is None and "call_id" not in item
-    seen = [{"role": _TOOL, "content": _shown(answer), "error": bool(item.get("error"))}] if answer is not None else []
+    seen = [{"role": _TOOL, "content": shown(answer), "error": bool(item.get("error"))}] if answer is not None else []
     return [{"role": _ASSISTANT, "content": None, "tool_calls": [call]}, *seen]
-
-
-def _objects(value: Any) -> list[Message]:
-    return [inner for inner in value if isinstance(inner, dict)] if isinstance(value, list) else []
-
-
-def _shown(value: Any, plain: tuple[type, ...] = (str,)) -> Any:
-    return value if isinstance(value, plain) else json.dumps(value, ensure_ascii=False)
 
 
 def _with_role(message: Any) -> Any:
     """The message with a role, content and calls under the names that ``messages`` knows."""
     given = message if isinstance(message, dict) else {}
-    role = next((given[key] for key in ("role", "sender", "from") if isinstance(given.get(key), str)), None)
+    role = next((given[key] for key in ("role", "sender", "from", "_role") if isinstance(given.get(key), str)), None)
     if role is None:
         return message
     made = {key: value for key, value in given.items() if key not in ("sender", "from", "parts")} | {"role": role}
@@ -253,26 +288,26 @@ def _with_role(message: Any) -> Any:
         made["content"] = given["parts"]
         made.pop("toolInvocations", None)
     if made.get("content") in (None, []):
-        keys = ("value", "text", "system_prompt", "message")
+        keys = ("value", "text", "system_prompt", "message", "blocks", "contents", "_content")
         made["content"] = next((made.pop(key) for key in keys if made.get(key) is not None), made.get("content"))
     elif isinstance(made["content"], list):
         made.pop("text", None)  # of Claude's export: the texts of its content once more
     if (results := made.pop("tool_results", None)) is not None:
-        made["content"] = _shown(results)
+        made["content"] = shown(results)
     return made | ({"reasoning_content": made.pop("tool_plan")} if "tool_plan" in made else {})
 
 
 def _apart(message: Any, left_out: Counter[str]) -> Iterator[Any]:
     """The message, or several where the agent's content holds answers."""
     content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(content, list) or not _objects(content):
+    if not isinstance(content, list) or not objects(content):
         yield message
         return
     message = dict(message)
     # LangChain and others note the calls of the content once more
-    ids = [
-        part["id"] for part in _objects(content) if part.get("type") in ("tool_use", "function_call") and "id" in part
-    ]
+    typed = ((part.get("type", part.get("block_type")), part) for part in objects(content))
+    ids = [part.get("id", part.get("tool_call_id")) for kind, part in typed if kind in _CALLED]
+    ids = [one for one in ids if one]
     if ids and isinstance(calls := message.get("tool_calls"), list):
         message["tool_calls"] = [call for call in calls if not isinstance(call, dict) or call.get("id") not in ids]
     if SPEAKERS.get(str(message.get("role")).lower()) != AGENT:
@@ -307,18 +342,32 @@ def _parts(part: Any, left_out: Counter[str]) -> Iterator[tuple[str, Any]]:
     kind = part.get("type") if isinstance(part, dict) else ""
     if kind == "":
         yield _ASSISTANT, part
+    elif kind is None and isinstance(part.get("block_type"), str):  # of LlamaIndex
+        thought = {"thinking": part["content"]} if part["block_type"] == "thinking" else {}
+        yield from _parts({**part, "type": part["block_type"]} | thought, left_out)
     elif not isinstance(kind, str):
-        yield _gemini(part)
+        yield _untyped(part)
     elif kind == "text" and isinstance(part.get("content"), str):  # of OpenTelemetry
         yield _ASSISTANT, {"type": "text", "text": part["content"]}
     elif kind == "tool_call_response":
         yield _result(part.get("response", part.get("result")))
     elif kind in ("blob", "uri"):
         yield _ASSISTANT, {"type": "file"}
-    elif kind in ("server_tool_use", "mcp_tool_use"):
+    elif kind in ("server_tool_use", "mcp_tool_use", "server_tool_call", "toolCall"):
         yield _ASSISTANT, {**part, "type": "tool_use"}
-    elif kind.endswith("_tool_result"):
-        yield _result(_of_server(part.get("content"), left_out), part.get("is_error") is True)
+    elif kind.endswith("_tool_result") or kind == "server_tool_result":
+        failed = part.get("is_error") is True or part.get("status") == "error"
+        yield _result(_of_server(part.get("content", part.get("output")), left_out), failed)
+    elif kind in ("toolRequest", "toolResponse"):  # of goose
+        yield _of_goose(part)
+    elif kind == "think":  # of Kimi's CLI
+        yield _ASSISTANT, {"type": "thinking", "thinking": part.get("think")}
+    elif kind == "tool" and isinstance(state := part.get("state"), dict):  # of OpenCode
+        yield _ASSISTANT, {"type": "tool_use", "name": part.get("tool"), "input": state.get("input")}
+        if state.get("status") in ("completed", "error"):
+            yield _result(state.get("output", state.get("error")), state["status"] == "error")
+    elif kind == "tool-approval-response":
+        yield from ((_TOOL, answer) for answer in _approval(part, left_out))
     elif kind == "tool_use" and "tool_type" in part:  # of Inspect, with its result
         yield _ASSISTANT, part
         if part.get("error") or part.get("result") is not None:
@@ -330,8 +379,8 @@ def _parts(part: Any, left_out: Counter[str]) -> Iterator[tuple[str, Any]]:
         if inner.get("state") in ("output-available", "result", "output-error"):
             failed = inner["state"] == "output-error"
             yield _result(inner.get("errorText") if failed else inner.get("output", inner.get("result")), failed)
-    elif kind.startswith(("data", "source")) or kind in ("reference", "container_upload", "step-start"):
-        left_out[kind] += kind != "step-start"
+    elif kind.startswith(("data", "source")) or kind in _NO_PARTS:
+        left_out[kind] += kind not in _NO_PARTS[:2]
         yield _ASSISTANT, _EMPTY
     else:
         yield _TOOL if kind in ("tool_result", "tool-result") else _ASSISTANT, part
@@ -341,7 +390,32 @@ def _result(content: Any, failed: bool = False) -> tuple[str, Message]:
     return _TOOL, {"type": "tool_result", "content": content, "is_error": failed}
 
 
-def _gemini(part: Message) -> tuple[str, Any]:
+def _of_goose(part: Message) -> tuple[str, Any]:
+    held = part.get("toolCall", part.get("toolResult"))
+    inner: Message = held if isinstance(held, dict) else {}
+    given, failed = inner.get("value", inner), inner.get("status") == "error"
+    if part["type"] == "toolRequest" and failed:  # a call that could not be read is its error
+        return _ASSISTANT, {"type": "text", "text": shown(inner.get("error"))}
+    if part["type"] == "toolRequest":
+        return _ASSISTANT, {**(given if isinstance(given, dict) else {}), "type": "tool_use"}
+    whole = isinstance(given, dict) and isinstance(given.get("content"), list)
+    return _result(inner.get("error") if failed else given["content"] if whole else given, failed)
+
+
+def _untyped(part: Message) -> tuple[str, Any]:
+    """Of Gemini and Haystack."""
+    for key in ("executableCode", "executable_code", "tool_call"):
+        if isinstance(inner := part.get(key), dict):
+            code = {"name": "code_execution", "input": inner} if key != "tool_call" else inner
+            return _ASSISTANT, {**code, "type": "tool_use"}
+    if isinstance(ran := part.get("codeExecutionResult", part.get("code_execution_result")), dict):
+        return _result(ran.get("output", ""), ran.get("outcome") != "OUTCOME_OK")
+    if "tool_name" in part and "arguments" in part:  # as pydantic writes it
+        return _ASSISTANT, {**part, "type": "tool_use"}
+    if isinstance(result := part if "origin" in part else part.get("tool_call_result"), dict):
+        return _result(result.get("result"), result.get("error") is True)
+    if isinstance(thought := part.get("reasoning"), dict):
+        return _ASSISTANT, {"type": "thinking", "thinking": thought.get("reasoning_text")}
     if isinstance(call := part.get("functionCall", part.get("function_call")), dict):
         return _ASSISTANT, {**call, "type": "tool_use"}
     if isinstance(answer := part.get("functionResponse", part.get("function_response")), dict):
@@ -362,6 +436,6 @@ def _of_server(content: Any, left_out: Counter[str]) -> Any:
         left_out["encrypted content"] += sum(key.startswith("encrypted") for key, _ in pairs)
         return {key: value for key, value in pairs if key != "type" and not key.startswith("encrypted")}
 
-    if content is None or (all(part.get("type") == "text" for part in _objects(content)) and isinstance(content, list)):
+    if content is None or (all(part.get("type") == "text" for part in objects(content)) and isinstance(content, list)):
         return content
-    return _shown(json.loads(json.dumps(content), object_pairs_hook=plain))
+    return shown(json.loads(json.dumps(content), object_pairs_hook=plain))

@@ -74,10 +74,10 @@ class EpisodeDraft:
     @classmethod
     def of_record(cls, record: Mapping[str, Any], used: Collection[str], **stated: Any) -> EpisodeDraft:
         """A draft with the agent and the id that a JSON record names; keys that are not ``used`` are ``extra``."""
-        known = {*used, "agent", "model", "id"}
+        known, name = {*used, "agent", "model", "id"}, record.get("id")
         return cls(
             agent=record.get("agent") or record.get("model"),
-            id=record.get("id"),
+            id=str(name) if isinstance(name, int) else name,
             extra={key: value for key, value in record.items() if key not in known},
             **stated,
         )
@@ -109,7 +109,10 @@ class Dialogue:
             turn["info"][THOUGHT] = "\n\n".join(filter(None, (before, *thoughts)))
 
     def answer(self, text: str, error: bool = False) -> None:
-        """What the world says: the start, or the rest of the last observation."""
+        """What the world says: the start, or the rest of the last observation. Who said nothing before did not act."""
+        if self.unanswered and not self.turns[-1]["action"].strip() and THOUGHT not in self.turns[-1]["info"]:
+            self.turns.pop()
+            self.left_out["message without an action"] += 1
         if not self.turns:
             self.start.append(text)
             return

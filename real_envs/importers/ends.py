@@ -21,17 +21,17 @@ _CUT_FLAGS, _END_FLAGS = ("is_truncated", "truncated", "truncation"), ("is_compl
 _FINISHED = frozenset("stop tool_calls tool_use function_call end_turn stop_sequence eos end null none".split())  # noqa: SIM905
 
 _BROKEN = re.compile(
-    r"rate_limit|content_filter|exit_api|(?<!too_many)(^|_)(error|exception|crash(ed)?|abort(ed)?)(_|$)"
+    r"rate_limit|content_filter|^(safety|prohibited_content|recitation|blocklist|killed|oom)$|exit_api|(?<!too_many)(^|_)(error|exception|crash(ed)?|abort(ed)?)(_|$)"
 )
 _CONTEXT = re.compile(
     r"^length$|(max|context|prompt|sequence|response|model|output)\w*_(length|len)\b|length_(limit|exceeded|reached)"
     r"|context_(window|limit|size|full|exceeded|overflow)|exit_context|too_long|overlong|max\w*_tokens|tokens?_(limit|budget)"
 )
 _LIMIT = re.compile(
-    r"max(imum)?_(number_of_|num_)?(turn|step|iter|round|action|message|call|time|cost|interaction|tool|retr|attempt)"
-    r"|(turn|step|time|iteration|call|message|cost|action|round)s?_limit|limits?_(exceeded|reached|hit)|budget_exceeded"
+    r"max(imum)?_(number_of_|num_)?(turn|step|iter|round|action|message|call|time|cost|interaction|tool|retr|attempt|consecutive)"
+    r"|(turn|step|time|iteration|call|message|cost|action|round)s?_limit|limits?_(exceeded|reached|hit)|budget|stuck|loop_detected"
     r"|too_many_(error|turn|step|call|retr)|exit_(cost|format|total_execution_time)|early_exit|time_?d?_?out|truncat"
-    r"|exhausted|incomplete|interrupted|cancell?ed"
+    r"|exhausted|incomplete|interrupted|cancell?ed|^(running|in_progress|queued|pending|requires_action|expired)$"
 )
 # an error may be a whole traceback: only what is surely no breakdown
 _SURELY_CONTEXT = re.compile(r"context_(length|window|size|limit)|prompt_too_long|overlong|max\w*_tokens")
@@ -53,7 +53,7 @@ def ending_of(record: Mapping[str, Any], last: Mapping[str, Any] | None = None) 
     named = {key: value for key, value in _reasons(record, last) if isinstance(value, str) and value.strip()}
     kinds = {key: _kind(value) for key, value in named.items()}
     if broken := next((named[key] for key, kind in kinds.items() if kind is StopReason.ENV_CRASHED), None):
-        return Ending(StopReason.ENV_CRASHED, f"logged: {broken:.200}")
+        return _of_error(broken)
     for cut in (StopReason.CONTEXT_LIMIT, StopReason.TURN_LIMIT):
         if cut in kinds.values():
             return Ending(cut)

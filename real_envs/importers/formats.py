@@ -31,11 +31,11 @@ from real_envs.importers.drafts import (
 from real_envs.importers.intercode import InterCode
 from real_envs.importers.jsonl import OwnJsonLines
 from real_envs.importers.minari import Minari, datasets
-from real_envs.importers.openai_chat import OpenaiChat
+from real_envs.importers.openai_chat import OpenaiChat, template_in
 from real_envs.importers.react import React
-from real_envs.importers.records import Sample, json_records, open_bytes, plain_suffix
+from real_envs.importers.records import PACKED, Sample, json_records, open_bytes, plain_suffix
 from real_envs.importers.swe_agent import SweAgent
-from real_envs.importers.tables import PARQUET, Tables, grouped, parquet_records
+from real_envs.importers.tables import TABLES, Tables, grouped, table_records
 from real_envs.importers.traces import Traces
 from real_envs.store.codec import FieldError, nearest
 from real_envs.trajectory import Trajectory
@@ -45,6 +45,11 @@ _HEAD = 100_000
 # what reading a file may raise, a gzipped one that breaks off included
 BROKEN = (OSError, EOFError, zlib.error, RecursionError)
 _JSON = (".json", ".jsonl", ".ndjson", ".traj", ".eval")
+_SEEN = {  # how files begin that are read only after somebody took them apart
+    b"PK\x03\x04": "an archive: unzip it, and name the folder",
+    b"SQLite format 3": "a database of SQLite: export its messages as JSON lines",
+}
+_BLANK = b"[]{} \r\n\t\xef\xbb\xbf"
 _TRANSCRIPTS = ("", ".txt", ".log", ".out", ".ipynb")  # of text in a folder
 
 
@@ -85,8 +90,8 @@ _ALL: tuple[Format, ...] = (
     OwnJsonLines(),
     SweAgent(),
     OpenaiChat(),
-    Commands(),
     React(),
+    Commands(),
 )
 FORMATS: Mapping[str, Format] = {one.name: one for one in _ALL}
 
@@ -125,6 +130,15 @@ def _in_no_format(sample: Sample) -> str:
         return "is a page of WebArena's results, which is not read: log its steps as messages"
     if known := not_read(sample.record):
         return f"is one of {known}"
+    if sample.record is None and sample.path.is_file() and not sample.error:
+        with sample.path.open("rb") as file:
+            head = file.read(16)
+        if about := next((about for mark, about in _SEEN.items() if head.startswith(mark)), ""):
+            return f"is {about}"
+        if head.strip(_BLANK) == b"":
+            return "is empty: it holds no record"
+    if isinstance(sample.record, dict) and (name := template_in(sample.record)):
+        return f"holds the text of a chat template in '{name}', where nobody can tell who wrote what: log messages"
     unknown = "is in no format that is known here"
     if sample.record is None:
         return f"{unknown}: {sample.error}" if sample.error else unknown
@@ -148,8 +162,8 @@ def sample_of(path: Path) -> Sample:
     try:
         if not path.exists():
             raise FileNotFoundError(2, "No such file or folder")
-        if plain_suffix(path) == PARQUET:
-            record = next((row.value for row in parquet_records(path)), None)
+        if plain_suffix(path) in TABLES:
+            record = next((row.value for row in table_records(path)), None)
         elif path.is_file():
             with open_bytes(path) as file:
                 text = file.read(_HEAD).decode("utf-8-sig", "replace")
@@ -242,11 +256,11 @@ def read(
     """
     times: Counter[str] = Counter()
     ids = set() if ids is None else ids
-    stem = Path(path.name.removesuffix(".gz")).stem
+    stem = Path(path.stem if path.suffix in PACKED else path.name).stem
     begun = False
     try:
-        table = plain_suffix(path) == PARQUET and format.name != Traces.name
-        records = parquet_records(path) if table else format.records(path)
+        table = plain_suffix(path) in TABLES and format.name != Traces.name
+        records = table_records(path) if table else format.records(path)
         for record in grouped(records, reading):
             begun = True
             try:

@@ -18,7 +18,8 @@ from real_envs.store.codec import FieldError
 AGENT, WORLD, SYSTEM = "agent", "world", "system"
 _NAMES = {
     AGENT: "assistant model ai gpt chatbot chatgpt bot agent aimessage aimessagechunk tool-call",
-    WORLD: "user tool function human humanmessage toolmessage tool_result toolresult tool-response observation",
+    WORLD: "user tool function human humanmessage toolmessage tool_result toolresult tool-response tool_response "
+    "observation function_response function_call_output ipython",
     SYSTEM: "system developer systemmessage",
 }
 SPEAKERS = {name: speaker for speaker, names in _NAMES.items() for name in names.split()}
@@ -27,30 +28,63 @@ ITEMS = {  # of OpenAI's Responses API, which have a type in place of a role
     **dict.fromkeys(("function_call_output", "custom_tool_call_output"), WORLD),
 }
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
-_CALLS = ("tool_use", "tool_call", "tool-call", "toolUse", "function_call", "custom_tool_call")
-_ANSWERS = ("tool_result", "tool-result", "toolResult", "function_call_output", "custom_tool_call_output")
-_THOUGHTS = ("thinking", "reasoning", "reasoningContent")
+_CALLS = ("tool_use", "tool-use", "tool_call", "tool-call", "toolUse", "function_call", "custom_tool_call")
+_ANSWERS = (
+    *("tool_result", "tool-result", "toolResult", "function_result"),
+    *("function_call_output", "custom_tool_call_output"),
+)
+_THOUGHTS = ("thinking", "reasoning", "reasoningContent", "text_reasoning")
 _BEDROCK = ("text", "toolUse", "toolResult", "reasoningContent")  # keys that stand in place of a type
+_ALONE = ("json", "image", "audio", "video", "document", "file", "guardContent", "citationsContent", "cachePoint")
 _NO_TEXT = frozenset(
-    "image image_url input_image audio input_audio video video_url file input_file document".split()  # noqa: SIM905
+    "image image_url input_image audio input_audio output_audio video video_url file input_file document".split()  # noqa: SIM905
 )
 _SECRET = frozenset(("redacted_thinking",))  # thoughts that nobody can read
 _IN_PLACE = frozenset(
-    "tool_calls function_call refusal reasoning_content reasoning reasoning_details thinking".split()  # noqa: SIM905
+    "tool_calls function_call refusal reasoning_content reasoning reasoning_details thinking thought thoughts".split()  # noqa: SIM905
 )
+_REASONS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts", "reasoning_text")
 _PLAIN = frozenset(("role", "content", "name", "id", "tool_call_id"))
 _ABOUT = (
     "usage usage_metadata response_metadata provider_specific_fields metadata providerMetadata logprobs tokens cost"
 )
-_ABOUT += " tool_call_ids cache_control extra extras info timing raw_data token_ids thinking_blocks error"
+_ABOUT += " tool_call_ids cache_control extra extras info timing raw_data token_ids thinking_blocks error meta _meta"
 _NO_PARTS = frozenset(_ABOUT.split())  # fields with lists and objects that are no part of what was said
 _REDACTED = "redacted-by-litellm"  # what LiteLLM writes in place of a text
-_BESIDE = ("images", "audio", "videos", "files", "attachments")  # fields beside the content that hold no text
-_THOUGHT = re.compile(
-    r"<(think|thinking)>(.*?)</\1>|\[THINK\](.*?)\[/THINK\]|\A\s*<(thought|reasoning)>(.*?)</\4>", re.DOTALL | re.I
+_BESIDE = (
+    "image",
+    "images",
+    "audio",
+    "video",
+    "videos",
+    "files",
+    "attachments",
+)  # fields beside the content that hold no text
+_MARKS = {  # around thoughts, of templates
+    **{f"<{name}>": f"</{name}>" for name in ("think", "thinking", "seed:think")},
+    **{"[THINK]": "[/THINK]", "◁think▷": "◁/think▷", "<|START_THINKING|>": "<|END_THINKING|>"},
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+}
+_FIRST = {f"<{name}>": f"</{name}>" for name in ("thought", "reasoning")}  # only where a text begins so
+_HARMONY = re.compile(r"<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
+_CALL = re.compile(
+    r"(?:<\|start\|>assistant)?<\|channel\|>\w+ to=(?:functions\.)?([\w.-]+).*?<\|message\|>(.*?)(?:<\|call\|>|\Z)",
+    re.DOTALL,
 )
-THINKS = re.compile(r"\s*(<(think|thinking|thought|reasoning)>|\[THINK\])", re.I)  # how a text begins with a thought
-_CLOSED, _OPENED = (re.compile(rf"<{end}think(?:ing)?>|\[{end}THINK\]", re.I) for end in ("/", ""))
+_FINAL = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>")
+
+
+def _around(marks: Mapping[str, str], begin: str = "") -> list[str]:
+    return [f"{begin}{re.escape(first)}(.*?){re.escape(last)}" for first, last in marks.items()]
+
+
+_THOUGHT = re.compile("|".join((*_around(_MARKS), *_around(_FIRST, r"\A\s*"), _HARMONY.pattern)), re.DOTALL | re.I)
+# how a text begins with a thought
+THINKS = re.compile(rf"\s*({'|'.join(map(re.escape, (*_MARKS, *_FIRST)))}|<\|channel\|>analysis)", re.I)
+_CLOSED, _OPENED = (re.compile("|".join(map(re.escape, marks)), re.I) for marks in (_MARKS.values(), _MARKS))
+_ENDS = re.compile(  # of a message in a template
+    r"\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<=[^\s>])</s>)\s*\Z"
+)
 
 
 @dataclass(slots=True)
@@ -80,6 +114,9 @@ class Parts:
         if text == _REDACTED:
             self.left_out["redacted text"] += 1
             return
+        if acts and text[-9:].rstrip().endswith(">") and (end := _ENDS.search(text)) and "<s>" not in text:
+            text = text[: end.start()]
+            self.left_out["mark at the end of a message"] += 1
         thoughts, rest, unfinished = apart(text) if acts else ([], text, False)
         self.texts.append(rest)
         self.thoughts += thoughts
@@ -104,7 +141,7 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         parts.add(content, acts)
         return speaker, parts
     if acts:
-        thought = next((message[key] for key in ("reasoning_content", "reasoning", "thinking") if message.get(key)), "")
+        thought = next((message[key] for key in _REASONS if message.get(key)), "")
         if isinstance(thought, str) and thought.strip():
             parts.thoughts.append(thought.strip())
         elif details := message.get("reasoning_details") or message.get("thinking_blocks") or thought:
@@ -112,8 +149,13 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
     elsewhere = any(isinstance(value, list | dict) and value for value in message.values()) or "text" in message
     if "content" not in message and elsewhere and not any(message.get(key) for key in _IN_PLACE):
         raise FieldError(f"{at}.content", f"is missing: there are {', '.join(map(str, message))}")
+    if speaker == WORLD and role != "user":  # tools may return anything
+        plain = content is None or (isinstance(content, list) and all(isinstance(p, str | dict) for p in content))
+        content = _answer({"content": content if plain or isinstance(content, str | dict) else json.dumps(content)})
     _add_content(content, f"{at}.content", parts, acts)
     if acts:
+        if isinstance(audio := message.get("audio"), dict) and isinstance(audio.get("transcript"), str):
+            parts.add(audio["transcript"], acts)
         if isinstance(message.get("refusal"), str):
             parts.texts.append(message["refusal"])
         for call, where in calls_of(message, at):
@@ -125,9 +167,11 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         text = error.get("message") if isinstance(error, dict) else error
         if isinstance(text, str) and text not in parts.text:
             parts.add(text, False)
-    parts.error |= speaker == WORLD and message.get("is_error") is True
+    failed = message.get("is_error") is True or message.get("isError") is True or message.get("status") == "error"
+    parts.error |= speaker == WORLD and failed
     for key, value in message.items():
-        if key in _BESIDE or (isinstance(value, list | dict) and key not in _PLAIN and key not in _IN_PLACE):
+        said = isinstance(value, list | dict) or (isinstance(value, str) and value.count(" ") > 1)
+        if key in _BESIDE or (said and key not in _PLAIN and key not in _IN_PLACE and key not in _REASONS):
             parts.left_out[key if key in _BESIDE else f"field {key}"] += bool(value) and key not in _NO_PARTS
     parts.left_out += Counter()  # without counts of 0
     unread = [kind for kind in parts.left_out if kind not in _SECRET and not kind.startswith("field ")]
@@ -157,6 +201,7 @@ def decoded(value: Any) -> Any:
 def calls_of(message: Mapping[str, Any], at: str) -> list[tuple[Any, str]]:
     """The calls of a message, and where each one stands: those of today, and the one of 2023."""
     calls = decoded(message.get("tool_calls")) or []
+    calls = [calls] if isinstance(calls, dict) and "name" in calls else calls
     if not isinstance(calls, list):
         raise FieldError(f"{at}.tool_calls", f"is {calls!r:.60}, not a list")
     listed = [(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)]
@@ -176,10 +221,12 @@ def written_call(call: Any, at: str) -> str:
     if not isinstance(inner, dict):
         raise FieldError(at, f"is {inner!r:.60}, not a call")
     # Inspect writes the name itself as the function
-    name = next((inner[key] for key in ("name", "toolName", "function") if isinstance(inner.get(key), str)), "")
+    names = ("name", "toolName", "tool_name", "function")
+    name = next((inner[key] for key in names if isinstance(inner.get(key), str)), "")
     if not name:
         raise FieldError(at, "names no function")
-    given = (inner[key] for key in ("arguments", "input", "args", "parameters") if inner.get(key) is not None)
+    keys = ("arguments", "input", "args", "parameters", "tool_kwargs")
+    given = (inner[key] for key in keys if inner.get(key) is not None)
     return f"{name}({_arguments(next(given, None))})"
 
 
@@ -188,10 +235,11 @@ def apart(text: str) -> tuple[list[str], str, bool]:
 
     A chat template may have written the first ``<think>``, so that the text has only its end.
     """
-    if "<" not in text and "[" not in text:
+    if "<" not in text and "[" not in text and "◁" not in text:
         return [], text, False
-    thoughts = [next(group for group in match.group(2, 3, 5) if group is not None) for match in _THOUGHT.finditer(text)]
-    action, unfinished = _THOUGHT.sub("", text), False
+    thoughts = [match[match.lastindex or 0] for match in _THOUGHT.finditer(text)]
+    called = _CALL.sub(lambda match: f"{match[1]}({_arguments(match[2])})", _THOUGHT.sub("", text))
+    action, unfinished = _FINAL.sub("", called), False
     if closed := _CLOSED.search(action):
         thoughts, action = [*thoughts, action[: closed.start()]], action[closed.end() :]
     if opened := _OPENED.search(action):
@@ -214,7 +262,8 @@ def _arguments(value: Any) -> str:
 
 def _kind(part: Mapping[str, Any]) -> Any:
     kind = part.get("type")
-    return next((key for key in _BEDROCK if part.get(key) is not None), None) if kind is None else kind
+    named = (key for key in (*_BEDROCK, *_ALONE) if part.get(key) is not None and (key in _BEDROCK or len(part) == 1))
+    return next(named, None) if kind is None else kind
 
 
 def _add_content(content: Any, at: str, parts: Parts, acts: bool) -> None:
@@ -238,6 +287,8 @@ def _add(part: Mapping[str, Any], at: str, parts: Parts, acts: bool) -> None:
     inner = part[kind] if part.get("type") is None and kind != "text" and isinstance(part.get(kind), dict) else part
     if kind in _TEXTS or kind == "refusal":
         text = inner.get("refusal" if kind == "refusal" else "text")
+        if isinstance(text, dict) and isinstance(text.get("value"), str):  # of OpenAI's Assistants
+            inner, text = text, text["value"]
         if not isinstance(text, str):
             raise FieldError(f"{at}.text", f"is {text!r:.60}, not text")
         parts.add(text, acts)
@@ -258,8 +309,17 @@ def _add(part: Mapping[str, Any], at: str, parts: Parts, acts: bool) -> None:
         about = [inner.get(key) for key in ("title", "source", "tool_name")]
         parts.texts += [text for text in about if isinstance(text, str)]
         _add_content(inner.get("content"), f"{at}.content", parts, False)
+    elif kind == "json":
+        parts.texts.append(json.dumps(inner if inner is not part else part[kind], ensure_ascii=False))
+    elif kind in ("guardContent", "citationsContent"):
+        _add_content(inner.get("content", inner.get("text")), at, parts, acts)
+        parts.left_out["citation"] += len(inner.get("citations") or ())
     elif isinstance(kind, str) and (kind in _NO_TEXT or kind in _SECRET):
         parts.left_out[kind] += 1
+        if isinstance(inner.get("transcript"), str):
+            parts.add(inner["transcript"], acts)
+    elif kind == "cachePoint":
+        pass
     elif kind in _CALLS or kind in _ANSWERS or kind in _THOUGHTS:
         raise FieldError(f"{at}.type", f"is '{kind}' in a message of {'the agent' if acts else 'its world'}")
     else:
@@ -274,13 +334,12 @@ def _plain_document(source: Any) -> str:
 
 def _answer(part: Mapping[str, Any]) -> Any:
     """What a tool returned: text, parts, or objects, which are written as JSON."""
-    given = next((part[key] for key in ("content", "output", "result") if part.get(key) is not None), None)
+    keys = ("content", "output", "result", "tool_result")
+    given = next((part[key] for key in keys if part.get(key) is not None), None)
     if isinstance(given, dict) and "type" in given and "value" in given:  # as of the AI SDK
         given = given["value"]
-    if isinstance(given, list) and all(isinstance(part, dict) and set(part) == {"json"} for part in given):
-        return [json.dumps(part["json"], ensure_ascii=False) for part in given]
-    known = {"type", *_BEDROCK}
-    if isinstance(given, list) and any(isinstance(part, dict) and not known & part.keys() for part in given):
+    parts = given if isinstance(given, list) else []
+    if any(isinstance(part, dict) and _kind(part) is None for part in parts):
         return json.dumps(given, ensure_ascii=False)  # a list that the tool returned
     plain = given is None or isinstance(given, str | list) or (isinstance(given, dict) and "type" in given)
     return given if plain else json.dumps(given, ensure_ascii=False)

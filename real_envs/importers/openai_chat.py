@@ -21,7 +21,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.containers import GEMINI_CLI, contained, container_of, gemini_session, not_read, sessions
+from real_envs.importers.containers import (
+    GEMINI_CLI,
+    contained,
+    container_of,
+    gemini_session,
+    not_read,
+    sessions,
+    stream,
+)
 from real_envs.importers.dialects import is_message, is_session, spoken
 from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, outcome
 from real_envs.importers.ends import ending_of
@@ -32,18 +40,22 @@ from real_envs.trajectory import StopReason
 
 _LESS_SURE = ("history", "contents", "events", "chat_messages", "loglines", "chat_history", "steps")
 MESSAGES = ("messages", "traj", "conversation", "trajectory", "conversations", *_LESS_SURE)
-_ROLLOUTS = (("prompt", "completion"), ("input", "output"))
+_ROLLOUTS = (("prompt", "completion"), ("input", "output"), ("prompt", "response"), ("query", "response"))
 _PROMPTS = ("system", "instructions", "system_prompt", "systemInstruction", "system_instruction")  # beside the messages
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _STOP = "###STOP###"  # how the simulated user of tau-bench hangs up
 _TEMPLATE = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<tool_response>")  # between messages
 _KNOWN = ("task_id", "reward", "success", "user_scenario")
+# of chats; a list of another name may hold each call of a dialogue
+_LISTS = ("episodes", "rollouts", "trajectories", "conversations", "results", "data", "samples", "records", "chats")
+_ASKED = re.compile("prompt|input|quer|request|context|example|demo|shot")  # in names of what a model was only shown
+_OTHER = {"assistant": "user", "user": "assistant"}
 
 
 class OpenaiChat(Format):
     name = "openai"
     about = "chat messages with tool calls (messages of role and content), of OpenAI, Anthropic, verifiers, tau2-bench"
-    marks = (*MESSAGES, "prompt", "completion", "role", "content")
+    marks = (*MESSAGES, "prompt", "completion", "role", "content", "chosen", "rejected", "preferred_output")
 
     def recognises(self, sample: Sample) -> str:
         record = sample.record
@@ -55,6 +67,9 @@ class OpenaiChat(Format):
                 if is_session(record)
                 else "it is one list of messages, items or events"
             )
+        outer = record
+        record = next(_opened(iter([Record("", record)]))).value
+        inside = "" if record is outer else f" in a list of its field '{_list_of_chats(outer)}'"
         key, messages = messages_of(record)
         if not_read(record) or not (container_of(record) or _begins(messages)):
             return ""
@@ -63,21 +78,46 @@ class OpenaiChat(Format):
             if messages and isinstance(messages[0], dict) and "role" in messages[0]
             else "messages"
         )
-        return f"its records have {container_of(record) or kind}{f' in {key!r}' if key else ''}"
+        return f"its records have {container_of(record) or kind}{f' in {key!r}' if key else ''}{inside}"
 
     def records(self, path: Path) -> Iterator[Record]:
         records = json_records(path)
         first = next(records, None)
         records = chain(() if first is None else (first,), records)
         if first is not None and is_message(first.value) and not is_session(first.value):
-            yield Record("the file", [record.value for record in records])
+            lines = [record.value for record in records]
+            alone = "is one event of a dialogue: `jq -c . FOLDER/*.json > events.jsonl` makes one file of them"
+            yield Record("the file", stream(lines) if len(lines) > 1 else FieldError("", alone))
         elif first is not None and isinstance(first.value, dict) and first.value.keys() >= GEMINI_CLI:
             yield from gemini_session(records) if "messages" not in first.value else contained(records)
         else:
-            yield from (sessions if first is not None and is_session(first.value) else contained)(records)
+            session = first is not None and is_session(first.value)
+            yield from sessions(records) if session else contained(_opened(records))
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         return chat_draft(value, reading)
+
+
+def _list_of_chats(value: Any) -> str:
+    """The one field with a list of records that hold chats; "" where the record is none of such a list's."""
+    named = isinstance(value, dict) and any(key in value for key in _LISTS)
+    if not named or container_of(value) or messages_of(value)[0]:
+        return ""
+    first = {key: value[key][0] for key in _LISTS if isinstance(value.get(key), list) and value[key]}
+    lists = [key for key, one in first.items() if isinstance(one, dict) and (container_of(one) or messages_of(one)[0])]
+    return lists[0] if len(lists) == 1 else ""
+
+
+def _opened(records: Iterator[Record]) -> Iterator[Record]:
+    """The records in a list such as ``{"episodes": [...]}``; all others as they are."""
+    for record in records:
+        if key := _list_of_chats(record.value):
+            about = {name: record.value[name] for name in ("agent", "model") if name in record.value}
+            for i, inner in enumerate(record.value[key]):
+                chat = {**about, **inner} if isinstance(inner, dict) else inner
+                yield Record(f"{record.where}, {key}[{i}]", chat)
+        else:
+            yield record
 
 
 def _begins(messages: list[Any]) -> bool:
@@ -87,7 +127,10 @@ def _begins(messages: list[Any]) -> bool:
 
 
 def messages_of(record: Any) -> tuple[str, list[Any]]:
-    """The name of the field that holds the messages, and these; an empty list where there are none."""
+    """The name of the field that holds the messages, and these; an empty list where there are none.
+
+    It may have any name, or stand in an object, if it is the only one.
+    """
     if isinstance(record, list):
         return "", record
     if not isinstance(record, dict):
@@ -99,12 +142,25 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
     named = next(sure, ("", []))
     for first, second in _ROLLOUTS:
         before, after = decoded(record.get(first)), decoded(record.get(second))
-        if first == "prompt" and isinstance(after, str) and not (named[0] and isinstance(before, str)):
+        said = second == "completion" or (second == "response" and isinstance(before, list))
+        if said and isinstance(after, str) and not (named[0] and isinstance(before, str)):
             after = [{"role": "assistant", "content": after}]
-        if isinstance(before, str | list) and isinstance(after, list) and (first == "prompt" or _items(after)):
+        if isinstance(before, str | list) and isinstance(after, list) and (first != "input" or _items(after)):
             before = [{"role": "user", "content": before}] if isinstance(before, str) else before
             return f"{first}+{second}", [*before, *after]
-    return named
+    found = {} if named[0] else _dialogues(record)
+    return next(iter(found.items())) if len(found) == 1 and not any(map(_ASKED.search, found)) else named
+
+
+def _dialogues(record: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Lists of messages under any name, and in objects (``output.history``)."""
+    found = {}
+    for key, given in record.items():
+        for name, inner in given.items() if isinstance(given, dict) else ((None, given),):
+            listed = decoded(inner)
+            if isinstance(listed, list) and _begins(listed):
+                found[key if name is None else f"{key}.{name}"] = listed
+    return found
 
 
 def _items(values: list[Any]) -> bool:
@@ -116,18 +172,32 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     if about := not_read(record):
         raise FieldError("", f"is one of {about}")
     key, messages = messages_of(record)
+    if not messages and len(several := _dialogues(record) if isinstance(record, dict) else {}) > 1:
+        raise FieldError(", ".join(several), "are several dialogues: keep the one that was played, as 'messages'")
     if not messages:
         raise FieldError(MESSAGES[0], "is no list of messages, or an empty one")
     fields = record if isinstance(record, dict) else {}
-    if key == "prompt+completion" and isinstance(text := fields["completion"], str) and _TEMPLATE.search(text):
-        raise FieldError("completion", "is several messages in the text of a chat template: log messages")
+    if "." in key and key not in fields:
+        outer = key.partition(".")[0]
+        fields = {**fields[outer], **{name: kept for name, kept in fields.items() if name != outer}}
+    after = key.partition("+")[2]
+    if after and isinstance(text := fields[after], str) and _TEMPLATE.search(text):
+        raise FieldError(after, "is several messages in the text of a chat template: log messages")
     dialogue, last, message, used = Dialogue(), Parts(), None, set(_KNOWN)
     if reading.system and (prompts := [key for key in _PROMPTS if isinstance(fields.get(key), str | list | dict)]):
         used.add(prompts[0])
         dialogue.answer(system_text(fields[prompts[0]], prompts[0]))
+    names: set[str] = set()
+    # AutoGen 0.2 logs a dialogue as its user's side holds it, who is its assistant
+    first = messages[0] if isinstance(messages[0], dict) else {}
+    named = all(isinstance(one, dict) and ("name" in one or str(one.get("role")) not in _OTHER) for one in messages)
+    swapped = named and first.get("role") == "assistant" and "user" in str(first.get("name")).lower()
     of_user = False  # whether the user's own tools answer next
     for at, value in _each(key, messages, dialogue):
         role = value.get("role") if isinstance(value, dict) else None
+        if swapped and str(role) in _OTHER and not calls_of(value, at):
+            role = _OTHER[str(role)]
+            value = value | {"role": role}
         if role == "exit":  # how mini-swe-agent notes its end
             dialogue.left_out["exit message"] += 1
             continue
@@ -139,14 +209,24 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             dialogue.left_out.update(parts.left_out)
         own_calls = calls_of(value, at) if role == "user" else []
         if speaker == AGENT:
+            names |= {str(value["name"])} if value.get("name") else set()
             dialogue.act(parts.text, parts.thoughts)
             last, message = parts, value
         elif speaker != SYSTEM or dialogue.turns or reading.system:
             dialogue.left_out["call of the user's own tool"] += len(own_calls)
             if not own_calls or parts.text:
                 dialogue.answer(parts.text, parts.error)
+        paid = value.get("reward")
+        if paid is not None and (isinstance(paid, bool) or not isinstance(paid, int | float)):
+            raise FieldError(f"{at}.reward", f"is {paid!r:.40}, not a number")
+        if paid is not None and dialogue.turns and speaker != SYSTEM:
+            turn = dialogue.turns[-1]
+            turn["reward"] = turn.get("reward", 0.0) + paid
         of_user = bool(own_calls)
+    dialogue.left_out["name of another agent"] += max(0, len(names) - 1)
     reward = _reward(fields)
+    if reward is not None:
+        dialogue.left_out["reward of a message"] += sum(turn.pop("reward", None) is not None for turn in dialogue.turns)
     stop, failure = ending_of(fields, message)
     if stop is None and last.unfinished and dialogue.unanswered:
         stop = StopReason.CONTEXT_LIMIT
@@ -162,7 +242,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         stop = StopReason.TERMINATED
     return EpisodeDraft.of_record(
         fields,
-        (*key.split("+"), *used),
+        (*key.split("+"), key.rpartition(".")[2], *used),
         start="\n\n".join(filter(None, dialogue.start)),
         turns=turns,
         task_id=None if fields.get("task_id") is None else str(fields["task_id"]),
@@ -181,6 +261,11 @@ def _each(key: str, messages: list[Any], dialogue: Dialogue) -> Iterator[tuple[s
             plain, left_out = spoken(part)
             dialogue.left_out.update(left_out)
             yield from ((f"{key}[{i}]", message) for message in plain)
+
+
+def template_in(record: Mapping[str, Any]) -> str:
+    """The field that holds several messages as the text of a chat template; "" where none does."""
+    return next((str(key) for key, text in record.items() if isinstance(text, str) and _TEMPLATE.search(text)), "")
 
 
 def _scenario(fields: Mapping[str, Any]) -> list[str]:

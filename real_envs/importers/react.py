@@ -3,7 +3,10 @@
 The first action of an episode is ``reset``, whose observation is the start; where there is none, the text above the
 first action is. A line of dashes with the number of the episode below it, or the next ``reset``, begins another
 episode, and so does a line ``Question: ...`` or ``Context: ...`` below an action. Actions and observations may have
-numbers. What a line ``Thought: ...`` above an action says is a note of its turn. As WebShop prints it:
+numbers, and may be ``Act 1:`` and ``Obs 1:``; what stands below ``Action Input:`` is a part of the action, and ``Final
+Answer: ...`` is the last one. So LangChain prints its chains: ``> Entering new ... chain...`` begins an episode, and
+what follows is a thought. What a line ``Thought: ...`` above an action says is a note of its turn. As WebShop prints
+it:
 
 - ``Your score (min 0.0, max 1.0): 0.5`` is the episode's reward, and its end. An episode without one has no reward.
 - ``137 0.68 0.38 0.0`` below an episode are the mean reward and the success rate of the first 137: the episode was
@@ -28,11 +31,18 @@ from real_envs.store.codec import FieldError
 _RULE = re.compile(r"-{5,}\s*$")
 _SCORE = re.compile(r"Your score \(min 0\.0, max 1\.0\): (-?[\d.]+)")
 _RATES = re.compile(r"^(\d+) (-?[\d.e-]+) ([\d.e-]+) [\d.e-]+\s*$", re.MULTILINE)
-_STEP = re.compile(r"^Action(?: ?\d+)?: ?", re.MULTILINE)
+_STEP = re.compile(r"^Act(?:ion)?(?: ?\d+)?: ?|^(?=Final Answer:)", re.MULTILINE)
+_ENDS = "Final Answer:"
+_CHAIN = re.compile(r"> (?:Entering new|Finished) .*chain")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_PAIR = re.compile(
+    r"^Act(?:ion)?(?: ?\d+)?: ?.*\n(?:Action Input: ?(?:.*\n){1,99}?)?(?:Final Answer|Obs(?:ervation)?(?: ?\d+)?):",
+    re.MULTILINE,
+)
 _TASK = re.compile(r"(Question|Context): ?\S")
 _THOUGHT = re.compile(r"^Thought(?: ?\d+)?: ?", re.MULTILINE)
 _RESET = re.compile(r"Action: ?reset\s*$")
-_SEEN = re.compile(r"^Observation(?: ?\d+)?: ?", re.MULTILINE)
+_SEEN = re.compile(r"^Obs(?:ervation)?(?: ?\d+)?: ?", re.MULTILINE)
 
 
 class React(Format):
@@ -42,7 +52,7 @@ class React(Format):
 
     def recognises(self, sample: Sample) -> str:
         text = "".join(_printed(sample.path)) if plain_suffix(sample.path) == ".ipynb" else sample.text
-        good = bool(re.search(r"^Action(?: ?\d+)?: ?.*\nObservation(?: ?\d+)?:", text, re.MULTILINE))
+        good = bool(_PAIR.search(_COLOUR.sub("", text)))
         return "it has lines 'Action: ...' above lines 'Observation: ...'" if good else ""
 
     def records(self, path: Path) -> Iterator[Record]:
@@ -60,7 +70,8 @@ class React(Format):
         turns: list[dict[str, Any]] = []
         for k, step in enumerate(steps):
             action, *observation = _SEEN.split(step, maxsplit=1)
-            if not observation and (k == 0 or k < len(steps) - 1):
+            final = action.startswith(_ENDS) and k == len(steps) - 1
+            if not observation and not final and (k == 0 or k < len(steps) - 1):
                 raise FieldError(f"Observation of action {k}", "is missing")
             info = {THOUGHT: "\n\n".join(filter(None, thoughts))} if any(thoughts) else {}
             seen, *thoughts = (part.strip() for part in _THOUGHT.split("".join(observation)))
@@ -75,10 +86,10 @@ class React(Format):
             start=start,
             turns=turns,
             task_id=task,
-            stop="terminated" if score else None,
+            stop="terminated" if score or final else None,
             success=solved,
             reward=float(score[1]) if score else None,
-            left_out={ANSWER: int(not observation), "last thought": int(any(thoughts))},
+            left_out={ANSWER: int(not observation and not final), "last thought": int(any(thoughts))},
         )
 
 
@@ -118,8 +129,13 @@ def _episodes(lines: Iterable[str], path: Path) -> Iterator[Record]:
         task = f"{path.stem}/{name}" if name else None
         yield Record(f"episode {name or count}", (text, task, solved))
 
-    for line in lines:
-        if _RULE.match(line):
+    for line in (_COLOUR.sub("", line) for line in lines):
+        if chain := _CHAIN.match(line):
+            if any(_STEP.match(earlier) for earlier in part):
+                yield from record()
+                part, name = [], ""
+            part += ["Thought:\n"] * ("Entering" in chain[0])
+        elif _RULE.match(line):
             ruled = True
         elif ruled and line.strip().isdigit():
             yield from record()

@@ -1,18 +1,22 @@
-"""The records of a file, one at a time: files may be larger than memory, gzipped, or broken in places."""
+"""The records of a file, one at a time: files may be larger than memory, packed, or broken in places."""
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import io
 import json
+import lzma
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
 
 from real_envs.store.codec import FieldError
 
@@ -27,6 +31,13 @@ _UNPACKED, _TIMES = 1 << 26, 200  # bytes that any file may unpack to, and how m
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
 _LONG_NUMBER = b"0" * 19
 _LINES = (".jsonl", ".ndjson", ".jsonlines")
+_PACKED: dict[bytes, Callable[[Path], Any]] = {  # by the bytes at their beginning
+    b"\x1f\x8b": gzip.GzipFile,
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ": lzma.LZMAFile,
+    b"\x28\xb5\x2f\xfd": lambda path: pa.input_stream(str(path), compression="zstd"),
+}
+PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +61,13 @@ class Sample:
 
 def open_bytes(path: Path) -> BinaryIO:
     """Unzipped, and as Windows writes text, in UTF-8: without a mark at the beginning, and not in UTF-16."""
-    raw = cast(BinaryIO, io.BufferedReader(_Unzipped(path))) if path.suffix == ".gz" else path.open("rb")
+    raw: BinaryIO = path.open("rb")
     try:
+        head = cast(io.BufferedReader, raw).peek(6)
+        known = (reader for mark, reader in _PACKED.items() if head.startswith(mark))
+        if unpack := next(known, gzip.GzipFile if path.suffix == ".gz" else None):
+            raw.close()
+            raw = cast(BinaryIO, io.BufferedReader(_Unzipped(path, unpack)))
         head = cast(io.BufferedReader, raw).peek(4)[:4]
     except BaseException:
         raw.close()
@@ -69,16 +85,19 @@ def check_unpacked(unpacked: int, packed: int) -> None:
 
 
 class _Unzipped(io.RawIOBase):
-    """The bytes of a gzipped file."""
+    """The bytes of a packed file."""
 
-    def __init__(self, path: Path) -> None:
-        self._file, self._packed, self._size = gzip.GzipFile(path), path.stat().st_size, 0
+    def __init__(self, path: Path, unpack: Callable[[Path], Any]) -> None:
+        self._file, self._packed, self._size = unpack(path), path.stat().st_size, 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        part = self._file.read1(len(buffer))
+        try:
+            part = self._file.read1(len(buffer))
+        except lzma.LZMAError as error:
+            raise OSError(str(error)) from error
         self._size += len(part)
         check_unpacked(self._size, self._packed)
         buffer[: len(part)] = part
@@ -136,7 +155,7 @@ def text_lines(path: Path) -> Iterator[str]:
 
 def plain_suffix(path: Path) -> str:
     """``.jsonl`` of ``runs.jsonl.gz``."""
-    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
+    return (path.with_suffix("") if path.suffix in PACKED else path).suffix.lower()
 
 
 def has_keys(path: Path, *keys: str) -> bool:
@@ -224,13 +243,15 @@ def _entries(path: Path) -> Iterator[Record]:
     head = list(islice(values, _FIRST))
     # one that holds a list of objects, such as messages, is a record, whatever stands before it
     lists = any(isinstance(value, list) and value and isinstance(value[0], dict) for _, value in head)
+    lists |= {key for key, _ in head} == {"info", "data"}  # a trace of MLflow
     if head and (lists or not isinstance(head[0][1], dict | FieldError)):
         with open_bytes(path) as file:
             content = file.read()
         try:
             yield Record("record 1", json.loads(content.decode("utf-8", "surrogateescape")))
         except (ValueError, RecursionError) as error:
-            yield Record("record 1", FieldError("", f"is no JSON: {error}"))
+            several = "; several values are read one a line: jq -c . FILE" if "Extra data" in str(error) else ""
+            yield Record("record 1", FieldError("", f"is no JSON: {error}{several}"))
         return
     yield from (Record(f"record '{key}'", value) for key, value in chain(head, values))
 

@@ -19,11 +19,15 @@ from real_envs.store.codec import FieldError
 
 MODEL, TOOL, SUB_AGENT, TRACE = "model", "tool", "agent", "trace"
 _PRODUCTS = {  # by the fields of a record
+    "calls of Weave": "op_name inputs started_at",
+    "spans of Braintrust": "span_attributes root_span_id",
+    "spans of MLflow": "span_id span_type inputs",
     "runs of LangSmith": "run_type inputs",
     "observations of Langfuse": "type traceId startTime, type trace_id start_time input",
     "traces of Langfuse": "id observations",
     "spans of OpenAI's Agents SDK": "object span_data, object workflow_name",
     "spans of OpenTelemetry": "attributes traceId, attributes trace_id, attributes context, resourceSpans",
+    "calls of Helicone": "request_body response_body",
     "calls of LiteLLM": "messages call_type, messages response.choices, messages response.output",
 }
 _HOLDERS = ("resourceSpans", "scopeSpans", "spans", "data", "runs", "traces", "trace")  # of spans, and none themselves
@@ -31,28 +35,32 @@ _HOLDERS = ("resourceSpans", "scopeSpans", "spans", "data", "runs", "traces", "t
 _PATHS = {
     "id": "span_id spanId context.span_id id request_id",
     "parent": "parent_run_id parentObservationId parent_observation_id parentSpanId parent_span_id parent_id",
-    "trace": "trace_id traceId context.trace_id",
+    "trace": "trace_id traceId context.trace_id root_span_id",
     "session": "extra.metadata.thread_id extra.metadata.session_id extra.metadata.conversation_id sessionId group_id "
     "attributes.session.id attributes.gen_ai.conversation.id attributes.langfuse.session.id metadata.session_id "
     "session_id",
-    "start": "start_time startTime started_at startTimeUnixNano",
+    "start": "start_time startTime started_at startTimeUnixNano start_time_unix_nano metrics.start start_time_ns",
     "kind": "run_type span_data.type attributes.openinference.span.kind attributes.ai.operationId "
-    "attributes.gen_ai.operation.name attributes.traceloop.span.kind attributes.langfuse.observation.type type",
-    "name": "attributes.gen_ai.tool.name attributes.tool.name attributes.ai.toolCall.name span_data.name name",
+    "attributes.gen_ai.operation.name attributes.traceloop.span.kind attributes.langfuse.observation.type "
+    "attributes.mlflow.spanType span_attributes.type span_type type",
+    "name": "attributes.gen_ai.tool.name attributes.tool.name attributes.ai.toolCall.name span_data.name "
+    "span_attributes.name name",
     "model": "extra.metadata.ls_model_name extra.invocation_params.model span_data.model attributes.llm.model_name "
-    "attributes.gen_ai.request.model attributes.ai.model.id model",
+    "attributes.gen_ai.request.model attributes.ai.model.id model metadata.model inputs.model",
     "error": "error error_str statusMessage status_message status.message status.description",
     "asked": "inputs span_data.input attributes.gen_ai.input.messages attributes.gen_ai.prompt "
     "attributes.llm.input_messages attributes.ai.prompt.messages messages proxy_server_request.messages "
-    "proxy_server_request.body.messages input attributes.input.value",
+    "proxy_server_request.body.messages attributes.mlflow.spanInputs request_body.messages request_body input "
+    "attributes.input.value",
     "answered": "outputs span_data.output span_data.response attributes.gen_ai.output.messages "
     "attributes.gen_ai.completion attributes.llm.output_messages attributes.ai.response "
-    "attributes.gen_ai.tool.call.result attributes.ai.toolCall.result response output attributes.output.value "
-    "attributes.traceloop.entity.output",
+    "attributes.mlflow.spanOutputs response_body attributes.gen_ai.tool.call.result attributes.ai.toolCall.result "
+    "response output attributes.output.value attributes.traceloop.entity.output",
 }
 _CAPTURED = "attributes.gen_ai.input.messages attributes.gen_ai.prompt attributes.llm.input_messages"
 _KINDS = {
-    **dict.fromkeys(("llm", "generation", "chat", "text_completion", "generate_content", "response"), MODEL),
+    **dict.fromkeys(("llm", "generation", "chat", "chat_model", "text_completion", "generate_content"), MODEL),
+    "response": MODEL,
     **dict.fromkeys(("tool", "function", "execute_tool", "ai.toolcall"), TOOL),
     **dict.fromkeys(("agent", "invoke_agent"), SUB_AGENT),
 }
@@ -130,7 +138,8 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
     fields = {name: _at(value, paths) for name, paths in _PATHS.items()}
     fields |= {name: str(fields[name] or "") for name in ("id", "parent", "trace", "session")}
     span = Span(**fields)
-    word, called = str(span.kind or "").lower(), "messages" in value and "run_type" not in value
+    word, called = str(span.kind or "").lower().strip('"'), "messages" in value and "run_type" not in value
+    called |= "request_body" in value or ("op_name" in value and _at(value, "inputs.messages") is not None)
     span.kind = _KINDS.get(word, MODEL if _OF_AI_SDK.fullmatch(word) or called or _at(value, _CAPTURED) else "")
     if "observations" in value or value.get("object") == TRACE:
         span.kind, span.trace = TRACE, span.id
@@ -138,6 +147,8 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
     span.start = _seconds(span.start)
     scores = value.get("scores") if isinstance(value.get("scores"), list) else []
     span.scores = {f"score.{one.get('name')}": one.get("value") for one in scores or () if isinstance(one, dict)}
+    if isinstance(value.get("scores"), dict):
+        span.scores = {f"score.{name}": score for name, score in value["scores"].items()}
     if isinstance(feedback := value.get("feedback_stats"), dict):
         span.scores = {f"score.{name}": one.get("avg") for name, one in feedback.items() if isinstance(one, dict)}
     if span.kind == MODEL:
@@ -148,7 +159,10 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
         span.asked = _with_roles(_messages(span.asked, "user", span.left_out))
         span.asked[:0] = [{"role": "system", "content": decoded(system)}] if system else []
         if isinstance(span.answered, dict) and "toolCalls" in span.answered:  # of the AI SDK
-            span.answered |= {"content": span.answered.get("text"), "tool_calls": decoded(span.answered["toolCalls"])}
+            span.answered |= {
+                "content": span.answered.get("text"),
+                "tool_calls": decoded(span.answered.pop("toolCalls")),
+            }
         span.answered = _messages(span.answered, "assistant", span.left_out)
     return span
 

@@ -56,6 +56,7 @@ class SweAgent(Format):
             action = step["action"].strip() or (apart(response)[1] if isinstance(response, str) else "")
             info = {THOUGHT: thought.strip()} if isinstance(thought, str) and thought.strip() else {}
             turns.append({"action": action, "observation": step.get("observation"), "info": info})
+            turns[-1] |= {"reward": step["reward"]} if isinstance(step.get("reward"), int | float) else {}
         stop, failure = ending_of(value)
         return EpisodeDraft.of_record(
             value,

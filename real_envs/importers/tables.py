@@ -1,4 +1,4 @@
-"""Tables, as Hugging Face datasets are: Parquet or JSON lines, a row an episode or a row a step.
+"""Tables, as Hugging Face datasets are: Parquet, Arrow, CSV or JSON lines, a row an episode or a row a step.
 
 A row with ``messages`` is a chat (``openai_chat``), one with ``conversations`` is AgentGym's. For all others
 ``Reading.mapping`` names the columns: ``{"action": "cmd", "observation": "out"}``, and as far as there are such:
@@ -14,7 +14,11 @@ time-outs.
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +27,24 @@ import pyarrow.parquet as pq
 
 from real_envs.importers.agentgym import AgentGymFormat, conversation_draft
 from real_envs.importers.drafts import ANSWER, EpisodeDraft, Format, Reading, with_thoughts_apart
+from real_envs.importers.messages import decoded
 from real_envs.importers.openai_chat import chat_draft, messages_of
-from real_envs.importers.records import Record, Sample, check_unpacked, plain_suffix
+from real_envs.importers.records import Record, Sample, check_unpacked, open_bytes, plain_suffix
 from real_envs.store.codec import FieldError, nearest
 
 COLUMNS = ("action", "observation", "episode", "task", "agent", "start", "success", "reward", "done", "truncated")
 PARQUET = ".parquet"
+_CELLS = {".csv": ",", ".tsv": "\t"}  # the character between
+TABLES = (PARQUET, ".arrow", ".feather", *_CELLS)
 
 
 class Tables(Format):
     name = "huggingface"
-    about = "Parquet or JSON lines with messages, or with columns that imports.mapping names"
+    about = "Parquet, Arrow, CSV or JSON lines with messages, or with columns that imports.mapping names"
 
     def recognises(self, sample: Sample) -> str:
-        return "it is Parquet" if plain_suffix(sample.path) == PARQUET else ""
+        kind = plain_suffix(sample.path)
+        return f"it is {kind[1:].upper() if kind in _CELLS else kind[1:].title()}" if kind in TABLES else ""
 
     @staticmethod
     def holds_chats(row: Any) -> bool:
@@ -57,19 +65,57 @@ class Tables(Format):
         return with_thoughts_apart(_mapped(None, value, reading))
 
 
-def parquet_records(path: Path) -> Iterator[Record]:
-    """A batch is in memory at a time. Raises ``OSError`` for a file that is no Parquet."""
+def table_records(path: Path) -> Iterator[Record]:
+    """A batch is in memory at a time. Raises ``OSError`` for a file that is no such table."""
+    if (kind := plain_suffix(path)) in _CELLS:
+        yield from _rows(path, _CELLS[kind])
+        return
     number = 0
     try:
+        for batch in _batches(path):
+            for row in batch.to_pylist(maps_as_pydicts="lossy"):
+                number += 1
+                yield Record(f"row {number}", {name: _without_nulls(value) for name, value in row.items()})
+    except pa.ArrowException as error:
+        raise OSError(f"is no readable {kind[1:].title()}: {error}") from error
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    if plain_suffix(path) == PARQUET:
         with pq.ParquetFile(path) as file:
             groups = map(file.metadata.row_group, range(file.num_row_groups))
             check_unpacked(sum(group.total_byte_size for group in groups), path.stat().st_size)
-            for batch in file.iter_batches(batch_size=64):
-                for row in batch.to_pylist(maps_as_pydicts="lossy"):
-                    number += 1
-                    yield Record(f"row {number}", {name: _without_nulls(value) for name, value in row.items()})
-    except pa.ArrowException as error:
-        raise OSError(f"is no readable Parquet: {error}") from error
+            yield from file.iter_batches(batch_size=64)
+        return
+    with pa.OSFile(str(path)) as source:
+        if source.read(6) == b"ARROW1":
+            table = pa.ipc.open_file(source)
+            yield from map(table.get_batch, range(table.num_record_batches))
+        else:  # as datasets of Hugging Face are saved
+            source.seek(0)
+            yield from pa.ipc.open_stream(source)
+
+
+def _rows(path: Path, between: str) -> Iterator[Record]:
+    """Of CSV: cells are texts."""
+    csv.field_size_limit(1 << 27)
+    with io.TextIOWrapper(open_bytes(path), encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = csv.DictReader(file, delimiter=between)
+        try:
+            for number, row in enumerate(rows, start=1):
+                wrong = None in row or None in row.values()
+                cells = FieldError("", "has more or fewer cells than the first line has names")
+                yield Record(f"row {number}", cells if wrong else row)
+        except csv.Error as error:
+            raise OSError(f"is no readable CSV: {error}") from error
+
+
+def _told(value: Any) -> Any:
+    """A number or a truth in a cell of CSV, where an empty one is unknown."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return json.loads(value.lower() if value.lower() in ("true", "false") else value or "null")
+    return value
 
 
 def _without_nulls(value: Any) -> Any:
@@ -121,13 +167,16 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
         name = column(what)
         if name is None:
             return None
+        plain = what in ("action", "observation")
         if steps is not None:
-            return [step.get(name) for step in steps]
-        return list(row[name]) if isinstance(row[name], list | tuple) else None
+            return [step.get(name) if plain else _told(step.get(name)) for step in steps]
+        listed = decoded(row[name])
+        return list(listed) if isinstance(listed, list | tuple) else None
 
     def value(what: str) -> Any:
         name = column(what)
-        return None if name is None else (steps[-1] if steps and what == "success" else row)[name]
+        given = None if name is None else (steps[-1] if steps and what == "success" else row)[name]
+        return _told(given) if what in ("success", "reward") else given
 
     actions, observations = series("action"), series("observation")
     if actions is None or observations is None:
@@ -155,7 +204,7 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
         start=start,
         turns=turns,
         task_id=None if value("task") is None else str(value("task")),
-        agent=value("agent"),
+        agent=value("agent") or None,
         stop=stop,
         success=value("success"),
         reward=total,

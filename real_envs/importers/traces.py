@@ -25,7 +25,7 @@ from real_envs.importers.messages import AGENT, SYSTEM, decoded, read_message
 from real_envs.importers.openai_chat import chat_draft
 from real_envs.importers.records import Record, Sample, json_records, plain_suffix
 from real_envs.importers.spans import MODEL, SUB_AGENT, TOOL, TRACE, Span, product_of, span_of, spans_in
-from real_envs.importers.tables import PARQUET, parquet_records
+from real_envs.importers.tables import TABLES, table_records
 from real_envs.store.codec import FieldError
 
 Utterances = list[
@@ -55,7 +55,7 @@ class Traces(Format):
 
     def records(self, path: Path) -> Iterator[Record]:
         spans: dict[object, Span] = {}
-        for record in parquet_records(path) if plain_suffix(path) == PARQUET else json_records(path):
+        for record in table_records(path) if plain_suffix(path) in TABLES else json_records(path):
             if isinstance(record.value, FieldError):
                 yield record
                 continue

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from real_envs.importers.containers import contained, gemini_session, sessions
+from real_envs.importers.containers import contained, gemini_session, sessions, stream
 from real_envs.importers.drafts import Reading, finish
 from real_envs.importers.formats import FORMATS, Imported, find_format, read
 from real_envs.importers.records import Record
@@ -26,10 +26,15 @@ parts functionCall functionResponse args toolInvocation state payload sessionId 
 step_number model_output observations tool_calls plan task_images step_id steps schema_version toolCalls resultDisplay
 models_usage mapping current_node nodes parent author content_type recipient rewards $rewindTo $set projectHash
 kwargs lc additional_kwargs invalid_tool_calls samples simulations eval scores attachments limit sender kind
+llm_message system_prompt tool_call tool_name part_kind message_type tool_return data toolRequests item event part
+blocks block_type contents toolCall toolResult status session_id channel parentId delta contextItems callId transcript
+intermediate_steps tool_name_0 responses_create_params tool_call_result origin executableCode approve episodes
 """
 SPEAKERS = ["user", "assistant", "tool", "system", "human", "gpt", "function_call", "observation"]
 KINDS = ["text", "tool_use", "tool_result", "thinking", "reasoning", "document", "image", "ai", "response_item"]
 KINDS += ["gemini", "info", "TextMessage", "ToolCallExecutionEvent", "multimodal_text", "thoughts", "ATIF-v1.5"]
+KINDS += ["item.completed", "tool.execution_complete", "context.append_loop_event", "tool/result", "session", "result"]
+KINDS += ["ActionEvent", "request", "tool_call_message", "toolRequest", "tool", "tool_call", "_checkpoint", "json"]
 KINDS += ["server_tool_use", "mcp_tool_result", "tool-f", "dynamic-tool", "web_search_call", "run", "output-available"]
 WORDS = st.sampled_from([*SPEAKERS, *KINDS, "a\n> b", "terminated", "expert", "", "\ud800", "<think>", '{"name": "x"}'])
 PLAIN = st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.integers() | WORDS
@@ -96,10 +101,14 @@ def test_a_record_is_an_episode_or_is_refused(name: str) -> None:
 
 LINE = record(
     {"type": WORDS}, "sessionId", "uuid", "parentUuid", "isSidechain", "message", "payload", "role", "content"
-)
+) | record({"type": WORDS}, "data", "item", "event", "part", "session_id", "id", "parentId", "kind", "source", "delta")
 TREES = (
     record({"schema_version": st.just("ATIF-v1"), "steps": st.lists(ROW | JSON, max_size=3)}, "agent", "observation")
     | record({"mapping": st.dictionaries(WORDS, ROW | JSON, max_size=3), "current_node": WORDS}, "title")
+    | record({"messages": st.lists(SAID, min_size=1, max_size=2)}, "scores", "id")
+    | record({"input": JSON, "intermediate_steps": st.lists(JSON, max_size=2)}, "output")
+    | record({"trajectory": record({"tool_name_0": JSON}, "thoughts", "observation"), "question": JSON})
+    | record({"responses_create_params": record({"input": JSON}), "response": record({"output": JSON})}, "reward")
     | record({"task": JSON, "nodes": st.lists(record({"parent": PLAIN, "message": ROW}) | JSON)}, "rewards", "agent")
 )
 RUN = record({"eval": ROW, "samples": st.lists(ROW | record({"messages": SAID}, "scores", "limit") | JSON, max_size=3)})
@@ -110,6 +119,7 @@ RUN = record({"eval": ROW, "samples": st.lists(ROW | record({"messages": SAID}, 
 def test_lines_and_logs_of_other_programs_become_records(lines: list[Any], runs: list[Any]) -> None:
     records = [Record("line", line) for line in lines]
     chats = [*sessions(records), *gemini_session(records), *contained(Record("record", run) for run in runs)]
+    chats.append(Record("the file", stream(lines)))
     for chat in chats:
         if not isinstance(chat.value, FieldError):
             try:

@@ -298,3 +298,50 @@ def test_an_action_that_the_server_blocked_is_nobodys(tmp_path: Path) -> None:
     assert steps(episode) == [("ls", "a")]
     assert episode.stop is StopReason.TURN_LIMIT
     assert left_out(episode) == {"action that was blocked": 1}
+
+
+def test_several_rollouts_in_a_record_are_episodes(tmp_path: Path) -> None:
+    group = {"messages": [[user("2+2?"), agent("4")], [user("2+2?"), agent("5")]], "scores": [1.0, -1.0], "id": "g"}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(group))
+    (right, wrong), _ = items(path, mapping={"reward": "scores"})
+    assert [(steps(one), one.turns[0].reward) for one in (right, wrong)] == [([("4", "")], 1.0), ([("5", "")], -1.0)]
+
+
+@pytest.mark.parametrize("name", ["episodes", "results", "data"])
+def test_a_list_of_chats_within_an_object_is_read_one_by_one(tmp_path: Path, name: str) -> None:
+    chats = [{"messages": [user("Hi"), agent("Yo")], "reward": reward} for reward in (1.0, 0.0)]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"model": "m", name: [*chats, {"messages": []}]}))
+    episodes, (refusal,) = items(path)
+    assert [(one.agent, one.turns[0].reward) for one in episodes] == [("m", 1.0), ("m", 0.0)]
+    assert refusal.record.endswith(f"{name}[2]")
+
+
+def test_of_several_dialogues_nobody_knows_which_was_played(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"chosen": [user("Hi"), agent("Yo")], "rejected": [user("Hi"), agent("No")]}))
+    with pytest.raises(UserError, match="'chosen, rejected' are several dialogues"):
+        find_format("auto", path)
+    path.write_text(json.dumps({"prompt": [user("Hi"), agent("Yo"), user("2+2?")], "answer": "4"}))
+    with pytest.raises(UserError, match="in no format"):  # examples in a prompt are no episode
+        find_format("auto", path)
+
+
+def test_what_an_executor_says_of_a_limit_is_no_action(tmp_path: Path) -> None:
+    steps_made = [[{"kwargs": {"tool": "add", "tool_input": "2", "log": "Invoking: `add`"}}, 4]]
+    record = {"input": "2+2?", "output": "Agent stopped due to max iterations.", "intermediate_steps": steps_made}
+    episode = only_of(tmp_path, record)
+    assert (steps(episode), episode.stop) == ([("add(2)", "4")], StopReason.TURN_LIMIT)
+
+
+def test_numbered_steps_of_dspy_are_turns_and_nothing_is_without_a_task(tmp_path: Path) -> None:
+    numbered = {"thought_0": "hm", "tool_name_0": "f", "tool_args_0": {"x": 1}, "observation_0": "ok"}
+    numbered |= {"thought_1": "so", "tool_name_1": "finish", "tool_args_1": {}, "observation_1": "Completed."}
+    episode = only_of(tmp_path, {"question": "Q?", "trajectory": numbered})
+    assert (episode.start, steps(episode)) == ("Q?", [('f({"x": 1})', "ok"), ("finish({})", "Completed.")])
+    assert (episode.stop, episode.turns[0].info["log.thought"]) == (StopReason.TERMINATED, "hm")
+    path = tmp_path / "b.jsonl"
+    path.write_text(json.dumps({"trajectory": numbered}))
+    _, (refusal,) = items(path, "openai")
+    assert refusal.field == "question"

@@ -208,6 +208,19 @@ def test_other_programs_say_the_same_in_their_words(tmp_path: Path, form: str) -
     assert episode.stop is StopReason.TERMINATED
 
 
+def test_sharegpt_has_thoughts_and_marks_as_chats_do(tmp_path: Path) -> None:
+    said = [
+        {"from": "Human", "value": "Hi", "image": "a.png"},
+        {"from": "GPT", "value": "Thought: hm\nAction: f", "reasoning": "so"},
+        {"from": "human", "value": "ok"},
+        {"from": "gpt", "value": "Thought: yes\nFinal Answer: Yo<|im_end|>"},
+    ]
+    episode = only_of(tmp_path, {"conversations": said, "id": 3})
+    assert (episode.id, steps(episode)) == ("3", [("f", "ok"), ("Final Answer: Yo", "")])
+    assert [turn.info["log.thought"] for turn in episode.turns] == ["so\n\nhm", "yes"]
+    assert left_out(episode) == {"image": 1, "mark at the end of a message": 1}
+
+
 def test_no_placeholder_is_read(tmp_path: Path) -> None:
     path = tmp_path / "log.json"
     path.write_text(json.dumps({"messages": [user("redacted-by-litellm"), agent("Yo")]}))
@@ -276,3 +289,69 @@ def test_completions_of_trl_are_an_action_or_messages_and_never_a_template(tmp_p
     text = "<tool_call>\n{}</tool_call>\nuser\n<tool_response>\n5</tool_response>\nassistant\nIt is 5."
     _, (refusal,) = items(write(tmp_path / "b.jsonl", json.dumps(row | {"completion": text})), "openai")
     assert refusal.field == "completion"
+
+
+def test_parts_without_a_type_are_read_or_counted(tmp_path: Path) -> None:
+    code = {"executableCode": {"language": "PYTHON", "code": "print(4)"}}
+    contents = [
+        {"role": "user", "parts": [{"text": "2+2?"}]},
+        {"role": "model", "parts": [code, {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "4"}}]},
+        {"role": "model", "parts": [{"text": "4."}]},
+    ]
+    assert steps(only_of(tmp_path, {"contents": contents})) == [
+        ('code_execution({"language": "PYTHON", "code": "print(4)"})', "4"),
+        ("4.", ""),
+    ]
+    given = [{"json": {"a": 1}}, {"text": "b"}, {"image": {"format": "png"}}]
+    converse = [
+        user([{"text": "Hi"}, {"image": "a.png"}, {"cachePoint": {"type": "default"}}]),
+        agent([{"toolUse": {"name": "f", "input": {}}}]),
+        user([{"toolResult": {"status": "error", "content": given}}]),
+        agent([{"guardContent": {"text": {"text": "Yo"}}},
+               {"citationsContent": {"content": [{"text": "there"}], "citations": [{}]}}]),
+    ]  # fmt: skip
+    episode = only_of(tmp_path, {"messages": converse})
+    assert steps(episode) == [("f({})", '{"a": 1}\nb'), ("Yo\nthere", "")]
+    assert left_out(episode) == {"image": 2, "citation": 1}
+
+
+def test_what_was_spoken_is_read_where_it_was_written_down(tmp_path: Path) -> None:
+    asked = user([{"type": "input_audio", "transcript": "Hi"}])
+    episode = only_of(tmp_path, {"messages": [asked, agent(None, audio={"id": "a", "transcript": "Yo"})]})
+    assert (episode.start, steps(episode), left_out(episode)) == ("Hi", SPOKEN, {"input_audio": 1, "audio": 1})
+    value = {"type": "text", "text": {"value": "Yo", "annotations": [{}]}}
+    episode = only_of(tmp_path, {"messages": [user("Hi"), agent([value])]})
+    assert (steps(episode), left_out(episode)) == (SPOKEN, {"citation": 1})
+
+
+@pytest.mark.parametrize(("agreed", "answer"), [(True, "ok"), (False, '{"approve": false, "reason": "no"}')])
+def test_that_a_user_declines_a_call_is_its_answer(tmp_path: Path, agreed: bool, answer: str) -> None:
+    said = {"type": "mcp_approval_response", "approve": agreed} | ({} if agreed else {"reason": "no"})
+    seen = {"type": "function_call_output", "output": "ok"}
+    call = {"type": "function_call", "name": "f", "arguments": "{}"}
+    log = [user("Hi"), {"type": "mcp_approval_request"}, call, said, *([seen] if agreed else []), agent("Yo")]
+    episode = only_of(tmp_path, log, name="log.json")
+    assert steps(episode) == [("f({})", answer), ("Yo", "")]
+    assert left_out(episode) == {"line of type mcp_approval_request": 1} | ({"approval": 1} if agreed else {})
+
+
+def test_whatever_a_tool_returns_is_its_answer(tmp_path: Path) -> None:
+    for given, answer in (({"t": 21}, '{"t": 21}'), (21, "21"), ([1, 2], "[1, 2]")):
+        messages = [user("Hi"), agent(None, tool_calls=[OLD_CALL]), {"role": "tool", "content": given}, agent("Yo")]
+        assert steps(only_of(tmp_path, {"id": 7, "messages": messages})) == [('f({"x": 1})', answer), ("Yo", "")]
+
+
+def test_autogen_logs_a_dialogue_from_the_side_of_its_user(tmp_path: Path) -> None:
+    def said(role: str, name: str, content: str, **more: Any) -> dict[str, Any]:
+        return {"role": role, "name": name, "content": content} | more
+
+    chat = [
+        said("assistant", "user_proxy", "Plot."),
+        said("assistant", "coder", "", tool_calls=[OLD_CALL]),
+        said("tool", "user_proxy", "ok"),
+        said("user", "critic", "Good."),
+        said("assistant", "user_proxy", "Bye."),
+    ]
+    episode = only_of(tmp_path, {"chat_history": chat})
+    assert (episode.start, steps(episode)) == ("Plot.", [('f({"x": 1})', "ok"), ("Good.", "Bye.")])
+    assert left_out(episode) == {"name of another agent": 1}

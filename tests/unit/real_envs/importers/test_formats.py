@@ -14,7 +14,7 @@ import pytest
 from real_envs.importers.drafts import Reading
 from real_envs.importers.formats import FORMATS, Imported, find_format, read
 from real_envs.trajectory import StopReason, Turn
-from tests.support.imported import items, only, write
+from tests.support.imported import items, only, steps, write
 from tests.support.refusal import refused
 
 CALL = {"id": "c", "function": {"name": "cancel", "arguments": '{"id":"R1"}'}}
@@ -410,3 +410,39 @@ def test_what_is_in_no_known_format_is_said_with_what_is_there(tmp_path: Path) -
     refused(lambda: find_format("auto", none), str(none), "No such file")
     refused(lambda: find_format("auto", cut), str(cut), "Compressed file ended")
     refused(lambda: list(read(none, FORMATS["openai"], Reading())), str(none), "No such file")
+
+
+@pytest.mark.parametrize("colour", ["", "\x1b[32;1m"])
+def test_a_chain_of_langchain_is_an_episode_with_its_final_answer(tmp_path: Path, colour: str) -> None:
+    text = (
+        f"What are cats?\n{colour}> Entering new AgentExecutor chain...\n{colour}I look.\nAction: Search\n"
+        f"Action Input: cats\nand dogs\nObservation: {colour}Animals.\nThought: I know.\nFinal Answer: animals\n"
+        f"{colour}> Finished chain.\n"
+    )
+    (first, second), _ = items(write(tmp_path / "a.log", text * 2))
+    assert (first.start, first.stop) == ("What are cats?", StopReason.TERMINATED)
+    assert steps(first) == [("Search\nAction Input: cats\nand dogs", "Animals."), ("Final Answer: animals", "")]
+    assert [turn.info["log.thought"] for turn in first.turns] == ["I look.", "I know."]
+    assert steps(second) == steps(first)
+
+
+def test_act_and_obs_are_action_and_observation(tmp_path: Path) -> None:
+    episode = only(write(tmp_path / "a.txt", "Heat it.\nAct 1: take egg\nObs 1: OK.\nAct 2: heat egg\nObs 2: Hot.\n"))
+    assert (episode.start, steps(episode)) == ("Heat it.", [("take egg", "OK."), ("heat egg", "Hot.")])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b"\n", "is empty"),
+        ("a.json", b"[]", "is empty"),
+        ("a.zip", b"PK\x03\x04\0", "unzip it"),
+        ("a.db", b"SQLite format 3\0", "a database of SQLite"),
+        ("a.jsonl", b'{"text": "<|im_start|>user Hi"}', "a chat template in 'text'"),
+        ("a.jsonl", b'{"choices": [], "object": "chat.completion.chunk"}', "single answers of a model"),
+        ("a.json", b'{\n"a": 1}\n{\n"a": 2}', "jq -c"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_what_it_is(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    refused(lambda: find_format("auto", tmp_path / name), said)

@@ -330,3 +330,66 @@ def test_every_text_and_argument_is_somewhere(said: list[tuple[str, list[str], s
     for turn, (_, texts, argument) in zip(turns, said, strict=True):
         assert turn["action"].split("\n") == [*texts, f'act({{"given": {json.dumps(argument, ensure_ascii=False)}}})']
         assert turn["observation"] == "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": "◁think▷hm◁/think▷go"},
+        {"content": "<seed:think>hm</seed:think>go"},
+        {"content": "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>go"},
+        {"content": "<|channel|>analysis<|message|>hm<|end|><|channel|>final<|message|>go<|return|>"},
+        {"content": "go", "thought": "hm"},
+        {"content": "<think>hm</think>go<|im_end|>\n"},
+    ],
+)
+def test_marks_of_a_template_are_no_part_of_an_action(tmp_path: Path, said: dict[str, str]) -> None:
+    messages = [{"role": "user", "content": "A hall."}, {"role": "assistant"} | said]
+    (episode,) = imported(tmp_path / "a.jsonl", {"messages": messages})
+    assert isinstance(episode, Trajectory)
+    assert [(turn.action, turn.info["log.thought"]) for turn in episode.turns] == [("go", "hm")]
+
+
+def test_a_call_in_the_text_of_gpt_oss_is_written_as_calls_are() -> None:
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
+    assert apart(thought + call) == (["hm"], 'f({"x": 1})', False)
+
+
+def test_channels_and_recipients_say_what_is_a_thought_and_what_a_call(tmp_path: Path) -> None:
+    said = {"role": "assistant", "channel": "commentary", "recipient": "functions.f", "content": '{"x": 1}'}
+    messages = [
+        {"role": "user", "content": "A hall."},
+        {"role": "assistant", "channel": "analysis", "content": "hm"},
+        said,
+        {"role": "tool", "content": "ok"},
+        {"role": "assistant", "channel": "final", "content": "Yo", "plan": "to say no more"},
+    ]
+    (episode,) = imported(tmp_path / "a.jsonl", {"messages": messages})
+    assert isinstance(episode, Trajectory)
+    assert [(turn.action, turn.observation) for turn in episode.turns] == [('f({"x": 1})', "ok"), ("Yo", "")]
+    assert dict(episode.turns[0].info) == {"log.thought": "hm"}
+    assert dict(episode.turns[1].info) == {"log.left_out.field plan": 1}
+
+
+def test_rewards_of_messages_are_those_of_their_turns(tmp_path: Path) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "A hall.", "reward": 9},
+        {"role": "assistant", "content": "go", "reward": 0.5},
+        {"role": "user", "content": "An attic."},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "So?"},
+        {"role": "assistant", "content": "take"},
+        {"role": "user", "content": "A lamp.", "reward": 1},
+    ]
+    path = tmp_path / "a.jsonl"
+    own, whole = imported(path, {"messages": messages, "id": 1}, {"messages": messages, "id": 2, "reward": 3.0})
+    assert isinstance(own, Trajectory)
+    assert isinstance(whole, Trajectory)
+    assert [(turn.action, turn.observation, turn.reward) for turn in own.turns] == [
+        ("go", "An attic.\nSo?", 0.5),
+        ("take", "A lamp.", 1),
+    ]
+    assert dict(own.turns[-1].info) == {"log.left_out.message without an action": 1}
+    assert (own.id, [turn.reward for turn in whole.turns]) == ("1", [0.0, 3.0])
+    assert whole.turns[-1].info["log.left_out.reward of a message"] == 2

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -173,3 +177,12 @@ def test_only_lines_without_half_surrogate_pairs_are_taken_for_whole(text: str, 
     path = tmp_path / "log.jsonl"
     path.write_text(f'{{"a": "é\\u00e9"}}\n{{"a": "{text}"}}\n')
     assert [record.whole for record in json_records(path)] == [True, False]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, lambda b: pa.compress(b, "zstd", True)])
+def test_packed_files_are_known_by_their_first_bytes(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "a.jsonl").write_bytes(pack(b'{"a": 1}\n{"a": 2}\n'))
+    assert values(tmp_path / "a.jsonl") == [{"a": 1}, {"a": 2}]
+    (tmp_path / "cut.jsonl").write_bytes(pack(b'{"a": 1}\n' * 9)[:-9])
+    with pytest.raises((OSError, EOFError)):
+        values(tmp_path / "cut.jsonl")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from real_envs.errors import UserError
 from real_envs.trajectory import StopReason, Turn
 from tests.support.imported import items, only, write
 
@@ -77,3 +79,34 @@ def test_parquet_of_chats_is_read_as_chats(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{"messages": messages, "id": "m1"}]), tmp_path / "chats.parquet")
     episode = only(tmp_path / "chats.parquet")
     assert (episode.id, episode.turns) == ("m1", (Turn("Hello", "", None, True),))
+
+
+@pytest.mark.parametrize(("suffix", "between"), [(".csv", ","), (".tsv", "\t")])
+def test_cells_of_csv_are_texts_but_for_rewards_and_truths(tmp_path: Path, suffix: str, between: str) -> None:
+    table = [
+        ("run", "goal", "act", "seen", "pay", "over", "good"),
+        ("a", "Go.", '"1\n2"', "", "0", "False", ""),
+        ("a", "Go.", "7", "ok", "1.5", "True", "true"),
+        ("b", "Go.", "7", "ok", "", "False"),
+    ]
+    path = write(tmp_path / f"a{suffix}", "\n".join(map(between.join, table)))
+    mapping = {"episode": "run", "start": "goal", "action": "act", "observation": "seen"}
+    mapping |= {"reward": "pay", "done": "over", "success": "good"}
+    (episode,), (refusal,) = items(path, mapping=mapping, observation="after")
+    turns = [(turn.action, turn.observation, turn.reward) for turn in episode.turns]
+    assert turns == [("1\n2", "", 0.0), ("7", "ok", 1.5)]
+    assert (episode.success, episode.turns[-1].terminated) == (True, True)
+    assert refusal.record == "row 3"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_arrow_is_read_as_parquet_is(tmp_path: Path, stream: bool) -> None:
+    table = pa.table({"prompt": ["Hi"], "completion": ["Yo"]})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file:
+        writer = (pa.ipc.new_stream if stream else pa.ipc.new_file)(file, table.schema)
+        writer.write_table(table)
+        writer.close()
+    assert only(tmp_path / "a.arrow").turns == (Turn("Yo", "", None, True),)
+    (tmp_path / "b.arrow").write_bytes(b"ARROW1 and no more")
+    with pytest.raises(UserError, match="is no readable Arrow"):
+        only(tmp_path / "b.arrow")

@@ -406,3 +406,44 @@ def test_a_trace_without_contents_is_refused_by_its_name(tmp_path: Path) -> None
         span["span_data"] = {"type": "response", "response_id": "resp_1"}
     episodes, (refusal,) = items(write(tmp_path / "log.jsonl", "\n".join(map(json.dumps, spans))))
     assert (episodes, refusal.record) == ([], "trace g")
+
+
+def weave(number: int, asked: list[Any], said: Any) -> dict[str, Any]:
+    about = {"id": str(number), "op_name": "weave:///openai.create", "trace_id": "t", "started_at": number}
+    return about | {"inputs": {"model": "m", "messages": asked}, "output": {"choices": [{"message": said}]}}
+
+
+def mlflow(number: int, asked: list[Any], said: Any) -> dict[str, Any]:
+    given = {
+        "spanType": "CHAT_MODEL",
+        "spanInputs": {"messages": asked},
+        "spanOutputs": {"choices": [{"message": said}]},
+    }
+    about = {"span_id": str(number), "trace_id": "t", "start_time_unix_nano": number}
+    return about | {"attributes": {f"mlflow.{key}": json.dumps(value) for key, value in given.items()}}
+
+
+def braintrust(number: int, asked: list[Any], said: Any) -> dict[str, Any]:
+    about = {"span_id": str(number), "root_span_id": "t", "span_attributes": {"type": "llm"}, "scores": {"right": 1}}
+    return about | {"metrics": {"start": number}, "input": asked, "output": [{"message": said}]}
+
+
+def helicone(number: int, asked: list[Any], said: Any) -> dict[str, Any]:
+    answer = {"choices": [{"message": said}]}
+    return {"request_id": str(number), "request_body": {"messages": asked}, "response_body": answer}
+
+
+@pytest.mark.parametrize("product", [weave, mlflow, braintrust, helicone])
+def test_calls_of_other_products_are_one_dialogue(tmp_path: Path, product: Any) -> None:
+    calls = [product(1, ASKED, CALLED), product(2, [*ASKED, CALLED, SEEN], FOUND)]
+    episode = only_of(tmp_path, *calls)
+    assert (episode.start, steps(episode)) == ("Help.\n\nWhere is it?", STEPS)
+    if product is mlflow:
+        asked, said = (ASKED, [*ASKED, CALLED, SEEN]), (CALLED, FOUND)
+        about = {"span_type": "LLM", "attributes": {}}
+        flat = [calls[i] | about | {"inputs": asked[i], "outputs": said[i]} for i in range(2)]
+        assert steps(only_of(tmp_path, *flat)) == STEPS
+        path = write(tmp_path / "a.json", {"info": {"trace_id": "t"}, "data": {"spans": calls}})
+        assert steps(only(path)) == STEPS
+    if product is braintrust:
+        assert episode.turns[-1].info["log.score.right"] == 1
