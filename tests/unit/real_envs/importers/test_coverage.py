@@ -109,6 +109,7 @@ SCORES = [Turn(f"s{k}", "o", reward, False) for k, reward in enumerate((0.1, 0.4
         (episode("a", GO), "only 0 pairs"),
         (episode("a", GO, success=True), "reward of 1 disagree"),
         (episode("a", *SCORES), "scores so far"),
+        (replace(episode("a", GO), start=" "), "1 episodes begin with no text"),
     ],
 )
 def test_what_else_is_missing(found: Trajectory, token: str) -> None:
