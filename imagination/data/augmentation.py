@@ -170,18 +170,22 @@ def with_reflections(
 _WORD = re.compile(r"(?<![A-Za-z\d])(?<!\w')[A-Za-z]{3,}(?![A-Za-z\d])(?!'\w)")
 _COMMON = 0.6  # of the tasks: words of more tasks are the world's grammar, such as its verbs and directions
 _NAMED = 0.1  # of the tasks that have it: words that actions seldom name, such as "nothing", are no things
+_OF_PIECES = 0.5  # of the names, where pieces are given
 _CONSONANTS, _VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 
 
-def with_renamed(log: Sequence[Trajectory], copies: int, seed: int) -> list[Trajectory]:
+def with_renamed(log: Sequence[Trajectory], copies: int, seed: int, pieces: Sequence[str] = ()) -> list[Trajectory]:
     """The log, and after it so many copies of it in which things have made-up names; ids and rewards stay.
+
+    ``pieces`` are what single tokens write (``word_pieces``). Half of the names are made of them: a token that a model
+    never has to write is one that it learns not to write, and names of it are copied with a gap ("noodle" as "nle").
 
     A word is a thing's name if actions name it in a tenth of the tasks that have it, at most six tenths of all tasks
     have it, and in this episode no action says it before the world does. In an episode it is the same throughout.
     """
     names = _names_of_things(log) if copies else frozenset()
     rng = random.Random(derive_seed("renamed", seed))
-    return [*log, *(_renamed(trajectory, names, rng) for _ in range(copies) for trajectory in log)]
+    return [*log, *(_renamed(trajectory, names, rng, pieces) for _ in range(copies) for trajectory in log)]
 
 
 def _names_of_things(log: Sequence[Trajectory]) -> frozenset[str]:
@@ -196,7 +200,7 @@ def _names_of_things(log: Sequence[Trajectory]) -> frozenset[str]:
     )
 
 
-def _renamed(trajectory: Trajectory, names: frozenset[str], rng: random.Random) -> Trajectory:
+def _renamed(trajectory: Trajectory, names: frozenset[str], rng: random.Random, pieces: Sequence[str]) -> Trajectory:
     shown, acted_first = _words(trajectory.start), set[str]()
     for turn in trajectory.turns:
         acted_first |= _words(turn.action) - shown
@@ -204,7 +208,7 @@ def _renamed(trajectory: Trajectory, names: frozenset[str], rng: random.Random) 
     known = shown | acted_first
     new_names: dict[str, str] = {}
     for word in sorted((shown & names) - acted_first):
-        new_names[word] = _made_up_word(known, rng)
+        new_names[word] = _made_up_word(known, rng, pieces)
         known.add(new_names[word])
 
     def new_name(match: re.Match[str]) -> str:
@@ -228,14 +232,17 @@ def _words(text: str) -> set[str]:
     return {word.lower() for word in _WORD.findall(text)}
 
 
-def _made_up_word(known: set[str], rng: random.Random) -> str:
-    """One to three syllables that are no word of the episode."""
+def _made_up_word(known: set[str], rng: random.Random, pieces: Sequence[str]) -> str:
+    """One to three syllables, or one or two pieces, that are no word of the episode."""
 
     def syllable() -> str:
         closed = rng.choice((False, True))
         return rng.choice(_CONSONANTS) + rng.choice(_VOWELS) + (rng.choice(_CONSONANTS) if closed else "")
 
     while True:
-        word = "".join(syllable() for _ in range(rng.randint(1, 3)))
+        if pieces and rng.random() < _OF_PIECES:
+            word = "".join(rng.choices(pieces, k=rng.randint(1, 2)))
+        else:
+            word = "".join(syllable() for _ in range(rng.randint(1, 3)))
         if word not in known:
             return word

@@ -68,8 +68,11 @@ class WorldModelExamples:
         settings: WorldModelSettings,
         fit: FitSettings,
         seed: int,
+        pieces: Sequence[str] = (),
     ) -> WorldModelExamples:
-        """``form`` writes all that is known. Raises ``UserError``: the log has no turn that should get a share."""
+        """``form`` writes all that is known, ``pieces`` are for made-up names (``with_renamed``). Raises ``UserError``:
+        the log has no turn that should get a share.
+        """
         same = [unchanging(trajectory, settings.refusals) for trajectory in log]
         try:
             weights = balanced(transition_weights(log, settings.rarity), same, settings.unchanged_share)
@@ -78,7 +81,7 @@ class WorldModelExamples:
                 f"worldmodel.unchanged_share={settings.unchanged_share}: {error}; declare them in worldmodel.refusals, "
                 "or set the share to null"
             ) from error
-        episodes = with_renamed(log, fit.renamed, seed)
+        episodes = with_renamed(log, fit.renamed, seed, pieces)
         forms = [form] * len(episodes)
         if settings.facts:
             bare, rng = form_of(replace(settings, facts=0), episodes), random.Random(derive_seed("facts", seed))

@@ -27,10 +27,11 @@ from imagination.rollout.world_models import form_of, member_folder
 from imagination.runs.models import adapted, context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
-from policy.lm.backbone import save_checkpoint
+from policy.lm.backbone import load_tokenizer, save_checkpoint
 from policy.lm.batch import by_length, collate
 from policy.lm.forward import hidden_before, token_logits
 from policy.lm.render import ChatFormat
+from policy.lm.tokenizer import word_pieces
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.dreams import drift_metrics, roll
@@ -51,7 +52,8 @@ def refit(session: Session, own: Collection[str]) -> None:
     """
     config, run, log, seed = session.config, session.run, session.log.train, session.config.seed
     settings, fit, loop, number = config.worldmodel, config.fit, config.loop, run.summary["loop"]["round"]
-    examples = WorldModelExamples.of(log, form_of(settings, log), settings, fit, seed)
+    pieces = word_pieces(load_tokenizer(member_folder(run, 0)))
+    examples = WorldModelExamples.of(log, form_of(settings, log), settings, fit, seed, pieces)
     is_own = [t.id in own for t in examples.episodes]
     steps = loop.fit_steps
     fit = replace(fit, steps=steps, lr=loop.fit_lr, warmup=min(fit.warmup, steps // 10)).decided(from_scratch=False)

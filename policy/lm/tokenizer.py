@@ -5,6 +5,7 @@ A pretrained model brings its own tokenizer and template; nothing else in the pr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PAD, SYSTEM, USER, ASSISTANT, END = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
 MASK = "<|mask|>"
+_PIECE = re.compile("[a-z]{2,8}")
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
@@ -23,6 +25,12 @@ def plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids that are no special tokens."""
     special = set(tokenizer.all_special_ids)
     return [i for i in range(len(tokenizer)) if i not in special]
+
+
+def word_pieces(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The words and parts of words, of two to eight lower-case letters, that single tokens write; sorted."""
+    texts = (str(tokenizer.decode([i])).strip() for i in plain_tokens(tokenizer))
+    return sorted({text for text in texts if _PIECE.fullmatch(text)})
 
 
 def train_tokenizer(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from imagination.data.augmentation import failed, relabelled, with_renamed
 from imagination.settings.models import HindsightSettings
+from policy.lm.tokenizer import train_tokenizer, word_pieces
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 # --- hindsight ---
@@ -149,6 +150,17 @@ def test_names_are_other_ones_in_quotes_and_in_parts_of_file_names() -> None:
     oak, brick = new["oak"], new["brick"]
     assert renamed.turns[0].action == f"cp(source='{oak}_2.txt', destination='{brick}')".replace("txt", new["txt"])
     assert renamed.turns[0].observation == f'{{"{oak}_2.{new["txt"]}": "isn\'t \'{brick}\'"}}'
+
+
+def test_names_are_made_of_what_single_tokens_write() -> None:
+    """So that every token is written by a model that copies; some of the names are of syllables all the same."""
+    pieces = word_pieces(train_tokenizer(["noodles and oodles of noodles"] * 9, 300))
+    assert {"oodles", "dles"} < set(pieces)
+    assert all(re.fullmatch("[a-z]{2,8}", piece) for piece in pieces)
+    renamed = with_renamed(LOG, 60, 0, ["ood", "sect"])[len(LOG) :]
+    names = {new_names(whole(LOG[0]), whole(t)).get("oak") for t in renamed if t.task_id == "task-0"}
+    of_pieces = {"ood", "sect", "oodood", "oodsect", "sectood", "sectsect"}
+    assert of_pieces < names
 
 
 @settings(max_examples=60)
