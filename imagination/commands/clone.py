@@ -16,7 +16,6 @@ from imagination.settings import CloneSettings, Config, UserError
 from policy.lm.backbone import load_checkpoint, save_checkpoint
 from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat, policy_text
-from policy.lm.tokenizer import word_pieces
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 
@@ -49,8 +48,7 @@ def clone(config: Config, folder: Path) -> None:
             weights = derive_seed("policy weights", config.seed)
             model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, config.policy, train, weights)
         chat = ChatFormat(tokenizer)
-        pieces = word_pieces(tokenizer)
-        episodes = with_renamed([*chosen, *extra], config.clone.renamed, config.seed, pieces)
+        episodes = with_renamed([*chosen, *extra], config.clone.renamed, config.seed, tokenizer)
         with_thoughts = {episode.id for episode in extra}
         texts = [policy_text(turn, t.id in with_thoughts) for t in episodes for turn in t.turns]
         check_texts("actions", texts, chat, "", config.max_action_tokens)
@@ -63,7 +61,7 @@ def clone(config: Config, folder: Path) -> None:
         ]
         rows = fitting(rows, context, "policy.context")
         of_all_agents = (
-            with_renamed(train, config.clone.renamed, config.seed, pieces) if config.clone.world_steps else []
+            with_renamed(train, config.clone.renamed, config.seed, tokenizer) if config.clone.world_steps else []
         )
         first = [imitation_row(chat, t, actions=0.0, observations=1.0) for t in of_all_agents]
         settings = config.clone.decided(from_scratch=not (from_world_model or config.policy.model))

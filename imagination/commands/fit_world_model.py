@@ -28,7 +28,6 @@ from policy.lm.batch import Row
 from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat
 from policy.lm.settings import AUTO, BASE
-from policy.lm.tokenizer import word_pieces
 from real_envs.seeding import derive_seed
 from worldmodel.diffusion.engine import check_canvases, mark, mask_of
 from worldmodel.diffusion.objective import MaskedDiffusion
@@ -76,8 +75,8 @@ def fit_world_model(config: Config, folder: Path) -> None:
         form, thoughts = world_models.form_of(settings, train), world_models.thoughts_of(config.worldmodel, train)
         if all(turn.reward is None for t in train for turn in t.turns):
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
-        pieces = word_pieces(load_tokenizer(BASE_FOLDER)) if settings.model == BASE else []
-        examples = WorldModelExamples.of(train, form, settings, config.fit, config.seed, pieces)
+        known = load_tokenizer(BASE_FOLDER) if settings.model == BASE else None
+        examples = WorldModelExamples.of(train, form, settings, config.fit, config.seed, known)
         run.update({"world_model_form": world_models.UNFINISHED})
         fit = config.fit.decided(from_scratch=not settings.model)
         order = derive_seed("fit", config.seed)  # of all members

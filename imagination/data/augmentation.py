@@ -14,9 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.settings.models import HindsightSettings
+from policy.lm.tokenizer import word_pieces
 from real_envs.seeding import derive_seed
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import StopReason, Trajectory, Turn
@@ -170,20 +173,24 @@ def with_reflections(
 _WORD = re.compile(r"(?<![A-Za-z\d])(?<!\w')[A-Za-z]{3,}(?![A-Za-z\d])(?!'\w)")
 _COMMON = 0.6  # of the tasks: words of more tasks are the world's grammar, such as its verbs and directions
 _NAMED = 0.1  # of the tasks that have it: words that actions seldom name, such as "nothing", are no things
-_OF_PIECES = 0.5  # of the names, where pieces are given
+_OF_PIECES = 0.5  # of the names, where there are pieces
 _CONSONANTS, _VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 
 
-def with_renamed(log: Sequence[Trajectory], copies: int, seed: int, pieces: Sequence[str] = ()) -> list[Trajectory]:
+def with_renamed(
+    log: Sequence[Trajectory], copies: int, seed: int, tokenizer: PreTrainedTokenizerBase | None = None
+) -> list[Trajectory]:
     """The log, and after it so many copies of it in which things have made-up names; ids and rewards stay.
 
-    ``pieces`` are what single tokens write (``word_pieces``). Half of the names are made of them: a token that a model
+    With a tokenizer, half of the names are made of what its single tokens write (``word_pieces``): a token that a model
     never has to write is one that it learns not to write, and names of it are copied with a gap ("noodle" as "nle").
 
     A word is a thing's name if actions name it in a tenth of the tasks that have it, at most six tenths of all tasks
     have it, and in this episode no action says it before the world does. In an episode it is the same throughout.
     """
-    names = _names_of_things(log) if copies else frozenset()
+    if not copies:
+        return [*log]
+    names, pieces = _names_of_things(log), word_pieces(tokenizer) if tokenizer else []
     rng = random.Random(derive_seed("renamed", seed))
     return [*log, *(_renamed(trajectory, names, rng, pieces) for _ in range(copies) for trajectory in log)]
 

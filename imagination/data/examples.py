@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from transformers import PreTrainedTokenizerBase
+
 from imagination.data.augmentation import with_renamed
 from imagination.rollout.world_models import form_of
 from imagination.settings import FitSettings, UserError, WorldModelSettings
@@ -68,10 +70,10 @@ class WorldModelExamples:
         settings: WorldModelSettings,
         fit: FitSettings,
         seed: int,
-        pieces: Sequence[str] = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> WorldModelExamples:
-        """``form`` writes all that is known, ``pieces`` are for made-up names (``with_renamed``). Raises ``UserError``:
-        the log has no turn that should get a share.
+        """``form`` writes all that is known, ``tokenizer`` is for made-up names (``with_renamed``). Raises
+        ``UserError``: the log has no turn that should get a share.
         """
         same = [unchanging(trajectory, settings.refusals) for trajectory in log]
         try:
@@ -81,7 +83,7 @@ class WorldModelExamples:
                 f"worldmodel.unchanged_share={settings.unchanged_share}: {error}; declare them in worldmodel.refusals, "
                 "or set the share to null"
             ) from error
-        episodes = with_renamed(log, fit.renamed, seed, pieces)
+        episodes = with_renamed(log, fit.renamed, seed, tokenizer)
         forms = [form] * len(episodes)
         if settings.facts:
             bare, rng = form_of(replace(settings, facts=0), episodes), random.Random(derive_seed("facts", seed))

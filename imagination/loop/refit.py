@@ -31,7 +31,6 @@ from policy.lm.backbone import load_tokenizer, save_checkpoint
 from policy.lm.batch import by_length, collate
 from policy.lm.forward import hidden_before, token_logits
 from policy.lm.render import ChatFormat
-from policy.lm.tokenizer import word_pieces
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.dreams import drift_metrics, roll
@@ -52,8 +51,8 @@ def refit(session: Session, own: Collection[str]) -> None:
     """
     config, run, log, seed = session.config, session.run, session.log.train, session.config.seed
     settings, fit, loop, number = config.worldmodel, config.fit, config.loop, run.summary["loop"]["round"]
-    pieces = word_pieces(load_tokenizer(member_folder(run, 0)))
-    examples = WorldModelExamples.of(log, form_of(settings, log), settings, fit, seed, pieces)
+    tokenizer = load_tokenizer(member_folder(run, 0))
+    examples = WorldModelExamples.of(log, form_of(settings, log), settings, fit, seed, tokenizer)
     is_own = [t.id in own for t in examples.episodes]
     steps = loop.fit_steps
     fit = replace(fit, steps=steps, lr=loop.fit_lr, warmup=min(fit.warmup, steps // 10)).decided(from_scratch=False)

@@ -124,9 +124,9 @@ def _executor(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         call = {"name": inner.get("tool"), "arguments": inner.get("tool_input")}
         made.append({"role": "assistant", "content": None, "reasoning_content": thought, "tool_calls": [call]})
         made += [] if seen is None else [{"role": "tool", "content": seen}]
-    asked, told = value["input"], value.get("output")
-    cut = str(told).startswith("Agent stopped due to")  # which the executor says, and no agent
-    answer = [{"role": "assistant", "content": told}] if told is not None and not cut else []
+    asked, output = value["input"], value.get("output")
+    cut = str(output).startswith("Agent stopped due to")  # which the executor says, and no agent
+    answer = [{"role": "assistant", "content": output}] if output is not None and not cut else []
     value = {**value, "stop_condition": "max_iterations"} if cut else value
     before = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
     yield {**value, "intermediate_steps": None, "input": None, "output": None} | {"messages": [*before, *made, *answer]}
@@ -234,13 +234,12 @@ def stream(lines: list[Any]) -> dict[str, Any]:
     """Lines of one dialogue, an event each: the path to the last one where they are a tree, and how they broke off."""
     linked = [one for one in lines if isinstance(one, dict) and {"id", "parentId"} <= one.keys()]
     above = {str(one["id"]): str(one["parentId"]) for one in linked}
-    others = 0
+    left = list[Any]()
     if above and isinstance(lines[0], dict) and lines[0].get("type") == "session":  # of pi
         path = set(_path(above, next(reversed(above))))
-        others = len(lines)
-        dropped = {id(one) for one in linked if str(one["id"]) not in path}
-        lines = [one for one in lines if id(one) not in dropped]
-        others -= len(lines)
+        left = [one for one in linked if str(one["id"]) not in path]
+        others = set(map(id, left))
+        lines = [one for one in lines if id(one) not in others]
     joined: list[Any] = []
     for line in map(_chunk, lines):
         before = joined[-1] if joined else None
@@ -249,7 +248,7 @@ def stream(lines: list[Any]) -> dict[str, Any]:
         else:
             joined.append(line)
     error = next(filter(None, map(_error, lines[:-4:-1])), None)
-    return {"messages": joined, "messages_of_other_branches": others or None, "error": error}
+    return {"messages": joined, "messages_of_other_branches": len(left) or None, "error": error}
 
 
 def gemini_session(records: Iterable[Record]) -> Iterator[Record]:

@@ -117,7 +117,7 @@ class Coverage:
     nonzero_final_rewards: int = 0
     terminated: int = 0
     failed: int = 0
-    unasked: int = 0  # episodes with an empty start
+    empty_starts: int = 0  # episodes with an empty start
     invalid: int = 0  # turns whose answer begins like a refusal of the action (``INVALID``)
     # episodes of three turns and more whose rewards never fall and rise twice: perhaps scores so far
     cumulative: int = 0
@@ -151,7 +151,7 @@ class Coverage:
         self.lengths[len(episode.turns)] += 1
         self.terminated += bool(episode.turns) and episode.turns[-1].terminated
         self.failed += episode.stop.is_failure
-        self.unasked += not episode.start.strip()
+        self.empty_starts += not episode.start.strip()
         self.stated_success += episode.success is not None
         self.solved += episode.solved
         written = sum(len(turn.action) + len(turn.observation) for turn in episode.turns)
@@ -261,8 +261,11 @@ class Coverage:
             yield f"only {self.episodes} episodes: a world model from scratch wants hundreds; start from a checkpoint"
         if len(self.tasks) < _FEW_TASKS:
             yield f"only {len(self.tasks)} tasks: nothing tells how dreams of other tasks would be"
-        if self.unasked:
-            yield f"{self.unasked} episodes begin with no text: what was asked was not logged, and counts as one task"
+        if self.empty_starts:
+            yield (
+                f"{self.empty_starts} episodes begin with no text: what was asked was not logged, so they count as one "
+                "task"
+            )
         unknown = self.episodes - self.failed - self.success_known
         if unknown > 0:
             yield (

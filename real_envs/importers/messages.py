@@ -170,8 +170,8 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
     failed = message.get("is_error") is True or message.get("isError") is True or message.get("status") == "error"
     parts.error |= speaker == WORLD and failed
     for key, value in message.items():
-        said = isinstance(value, list | dict) or (isinstance(value, str) and value.count(" ") > 1)
-        if key in _BESIDE or (said and key not in _PLAIN and key not in _IN_PLACE and key not in _REASONS):
+        holds_text = isinstance(value, list | dict) or (isinstance(value, str) and value.count(" ") > 1)
+        if key in _BESIDE or (holds_text and key not in _PLAIN and key not in _IN_PLACE and key not in _REASONS):
             parts.left_out[key if key in _BESIDE else f"field {key}"] += bool(value) and key not in _NO_PARTS
     parts.left_out += Counter()  # without counts of 0
     unread = [kind for kind in parts.left_out if kind not in _SECRET and not kind.startswith("field ")]

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from real_envs.errors import UserError
 from real_envs.importers.drafts import EpisodeDraft, Format, Reading
-from real_envs.importers.records import Record, Sample, has_keys
+from real_envs.importers.records import Record, Sample, arrow_batches, has_keys
 from real_envs.store.codec import FieldError
 
 METADATA, HDF5 = "metadata.json", "main_data.hdf5"
@@ -162,8 +162,7 @@ def _arrow_episodes(data: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         rows: list[dict[str, Any]] = []
         try:
             for part in sorted(folder.glob("*.arrow")):
-                with pa.memory_map(str(part)) as source:
-                    rows += pa.ipc.open_file(source).read_all().to_pylist()
+                rows += (row for batch in arrow_batches(part) for row in batch.to_pylist())
         except pa.ArrowException as error:
             raise OSError(f"is no readable Arrow: {error}") from error
         columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}

@@ -142,25 +142,26 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
     named = next(sure, ("", []))
     for first, second in _ROLLOUTS:
         before, after = decoded(record.get(first)), decoded(record.get(second))
-        said = second == "completion" or (second == "response" and isinstance(before, list))
-        if said and isinstance(after, str) and not (named[0] and isinstance(before, str)):
+        answers = second == "completion" or (second == "response" and isinstance(before, list))
+        if answers and isinstance(after, str) and not (named[0] and isinstance(before, str)):
             after = [{"role": "assistant", "content": after}]
         if isinstance(before, str | list) and isinstance(after, list) and (first != "input" or _items(after)):
             before = [{"role": "user", "content": before}] if isinstance(before, str) else before
             return f"{first}+{second}", [*before, *after]
-    found = {} if named[0] else _dialogues(record)
-    return next(iter(found.items())) if len(found) == 1 and not any(map(_ASKED.search, found)) else named
+    dialogues = {} if named[0] else _dialogues(record)
+    only = len(dialogues) == 1 and not any(map(_ASKED.search, dialogues))
+    return next(iter(dialogues.items())) if only else named
 
 
 def _dialogues(record: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Lists of messages under any name, and in objects (``output.history``)."""
-    found = {}
+    dialogues = {}
     for key, given in record.items():
         for name, inner in given.items() if isinstance(given, dict) else ((None, given),):
             listed = decoded(inner)
             if isinstance(listed, list) and _begins(listed):
-                found[key if name is None else f"{key}.{name}"] = listed
-    return found
+                dialogues[key if name is None else f"{key}.{name}"] = listed
+    return dialogues
 
 
 def _items(values: list[Any]) -> bool:
@@ -216,12 +217,12 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             dialogue.left_out["call of the user's own tool"] += len(own_calls)
             if not own_calls or parts.text:
                 dialogue.answer(parts.text, parts.error)
-        paid = value.get("reward")
-        if paid is not None and (isinstance(paid, bool) or not isinstance(paid, int | float)):
-            raise FieldError(f"{at}.reward", f"is {paid!r:.40}, not a number")
-        if paid is not None and dialogue.turns and speaker != SYSTEM:
+        earned = value.get("reward")
+        if earned is not None and (isinstance(earned, bool) or not isinstance(earned, int | float)):
+            raise FieldError(f"{at}.reward", f"is {earned!r:.40}, not a number")
+        if earned is not None and dialogue.turns and speaker != SYSTEM:
             turn = dialogue.turns[-1]
-            turn["reward"] = turn.get("reward", 0.0) + paid
+            turn["reward"] = turn.get("reward", 0.0) + earned
         of_user = bool(own_calls)
     dialogue.left_out["name of another agent"] += max(0, len(names) - 1)
     reward = _reward(fields)

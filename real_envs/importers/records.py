@@ -84,6 +84,44 @@ def check_unpacked(unpacked: int, packed: int) -> None:
         raise OSError(f"it unpacks to more than {_TIMES} times its size: {unpacked:,} of {packed:,} bytes")
 
 
+def arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Of an Arrow file. Raises ``OSError``: its buffers are packed; ``pa.ArrowException``: it is none."""
+    with pa.memory_map(str(path)) as source:  # a stream, as datasets of Hugging Face are saved, or one within a file
+        begin = 8 if source.read(6) == b"ARROW1" else 0
+        source.seek(begin)
+        if any(map(_is_packed, pa.ipc.MessageReader.open_stream(source))):
+            raise OSError("is Arrow with packed buffers, which may unpack to any size: save it as Parquet")
+        source.seek(begin)
+        yield from pa.ipc.open_stream(source)
+
+
+def _is_packed(message: pa.Message) -> bool:
+    """Whether pyarrow would unpack the message's buffers, however large they get, before it says how large that is.
+
+    Read from the tables of its head as Arrow's ``Message.fbs`` has them; notes may say it in files of 2020.
+    """
+    head = message.metadata.to_pybytes()
+
+    def number(at: int, size: int = 4, signed: bool = False) -> int:
+        return int.from_bytes(head[at : at + size], "little", signed=signed)
+
+    def field(table: int, k: int) -> int:
+        """Where the k-th field of a table is; 0 where it is not set."""
+        fields = table - number(table, signed=True)
+        at = number(fields + 4 + 2 * k, 2) if 4 + 2 * k < number(fields, 2) else 0
+        return table + at if at else 0
+
+    def inner(table: int, k: int) -> int:
+        at = field(table, k)
+        return at + number(at)
+
+    root = number(0)
+    if message.type not in ("record batch", "dictionary"):
+        return False
+    batch = inner(root, 2) if message.type == "record batch" else inner(inner(root, 2), 1)
+    return bool(field(batch, 3) or field(root, 4))
+
+
 class _Unzipped(io.RawIOBase):
     """The bytes of a packed file."""
 

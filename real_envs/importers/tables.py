@@ -29,13 +29,13 @@ from real_envs.importers.agentgym import AgentGymFormat, conversation_draft
 from real_envs.importers.drafts import ANSWER, EpisodeDraft, Format, Reading, with_thoughts_apart
 from real_envs.importers.messages import decoded
 from real_envs.importers.openai_chat import chat_draft, messages_of
-from real_envs.importers.records import Record, Sample, check_unpacked, open_bytes, plain_suffix
+from real_envs.importers.records import Record, Sample, arrow_batches, check_unpacked, open_bytes, plain_suffix
 from real_envs.store.codec import FieldError, nearest
 
 COLUMNS = ("action", "observation", "episode", "task", "agent", "start", "success", "reward", "done", "truncated")
 PARQUET = ".parquet"
 _CELLS = {".csv": ",", ".tsv": "\t"}  # the character between
-TABLES = (PARQUET, ".arrow", ".feather", *_CELLS)
+TABLES = (PARQUET, ".arrow", *_CELLS)
 
 
 class Tables(Format):
@@ -87,13 +87,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
             check_unpacked(sum(group.total_byte_size for group in groups), path.stat().st_size)
             yield from file.iter_batches(batch_size=64)
         return
-    with pa.OSFile(str(path)) as source:
-        if source.read(6) == b"ARROW1":
-            table = pa.ipc.open_file(source)
-            yield from map(table.get_batch, range(table.num_record_batches))
-        else:  # as datasets of Hugging Face are saved
-            source.seek(0)
-            yield from pa.ipc.open_stream(source)
+    yield from arrow_batches(path)
 
 
 def _rows(path: Path, between: str) -> Iterator[Record]:
@@ -110,7 +104,7 @@ def _rows(path: Path, between: str) -> Iterator[Record]:
             raise OSError(f"is no readable CSV: {error}") from error
 
 
-def _told(value: Any) -> Any:
+def _cell(value: Any) -> Any:
     """A number or a truth in a cell of CSV, where an empty one is unknown."""
     if isinstance(value, str):
         with suppress(ValueError):
@@ -169,14 +163,14 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
             return None
         plain = what in ("action", "observation")
         if steps is not None:
-            return [step.get(name) if plain else _told(step.get(name)) for step in steps]
+            return [step.get(name) if plain else _cell(step.get(name)) for step in steps]
         listed = decoded(row[name])
         return list(listed) if isinstance(listed, list | tuple) else None
 
     def value(what: str) -> Any:
         name = column(what)
         given = None if name is None else (steps[-1] if steps and what == "success" else row)[name]
-        return _told(given) if what in ("success", "reward") else given
+        return _cell(given) if what in ("success", "reward") else given
 
     actions, observations = series("action"), series("observation")
     if actions is None or observations is None:

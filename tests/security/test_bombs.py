@@ -75,6 +75,22 @@ def test_a_table_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, monkeypatc
         refused(lambda file=file: imported(file), file.name, "200 times")
 
 
+@pytest.mark.parametrize("packing", ["lz4", "zstd"])
+@pytest.mark.parametrize("opened", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_arrow_with_packed_buffers_is_refused(opened: Callable[..., Any], packing: str, tmp_path: Path) -> None:
+    """Plain ones are read: in a column, and in a dictionary beside it."""
+    table = pa.table(
+        {"messages": [json.dumps(CHAT["messages"])] * 2, "agent": pa.array(["a", "b"]).dictionary_encode()}
+    )
+    for name, compression in (("packed", packing), ("plain", None)):
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with opened(str(tmp_path / f"{name}.arrow"), table.schema, options=options) as file:
+            file.write_table(table)
+    refused(lambda: imported(tmp_path / "packed.arrow"), "packed.arrow", "packed buffers", "Parquet")
+    agents = [one.episode.agent for one in imported(tmp_path / "plain.arrow") if isinstance(one, Imported)]
+    assert agents == ["a", "b"]
+
+
 @pytest.mark.parametrize("good", [EPISODE, CHAT], ids=["own", "chat"])
 def test_hundreds_of_thousands_of_keys_are_refused(good: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"

@@ -154,13 +154,15 @@ def test_names_are_other_ones_in_quotes_and_in_parts_of_file_names() -> None:
 
 def test_names_are_made_of_what_single_tokens_write() -> None:
     """So that every token is written by a model that copies; some of the names are of syllables all the same."""
-    pieces = word_pieces(train_tokenizer(["noodles and oodles of noodles"] * 9, 300))
-    assert {"oodles", "dles"} < set(pieces)
+    tokenizer = train_tokenizer(["noodles and oodles of noodles, 99 IN ALL"] * 9, 300)
+    pieces = set(word_pieces(tokenizer))
+    assert {"noodles", "oodles", "dles"} < pieces
     assert all(re.fullmatch("[a-z]{2,8}", piece) for piece in pieces)
-    renamed = with_renamed(LOG, 60, 0, ["ood", "sect"])[len(LOG) :]
+    renamed = with_renamed(LOG, 300, 0, tokenizer)[len(LOG) :]
     names = {new_names(whole(LOG[0]), whole(t)).get("oak") for t in renamed if t.task_id == "task-0"}
-    of_pieces = {"ood", "sect", "oodood", "oodsect", "sectood", "sectsect"}
-    assert of_pieces < names
+    assert {"noodles", "oodles", "dles"} < names
+    assert {"oodlesdles", "dlesnoodles"} & names or any(name and name.count("dles") > 1 for name in names)
+    assert any(name and "dl" not in name for name in names)
 
 
 @settings(max_examples=60)
