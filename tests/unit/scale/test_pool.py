@@ -50,6 +50,8 @@ class FakePlayer:
             raise self.loading
         if self.loading == "hang":
             await asyncio.sleep(60)
+        if isinstance(self.loading, asyncio.Event):
+            await self.loading.wait()
         self.version = version
 
     async def play(self, group: Group) -> Sequence[Trajectory]:
@@ -116,6 +118,29 @@ def test_episodes_come_in_the_order_of_their_groups_by_the_latest_weights(make: 
     assert not pool.counts.lost
     pool.close()
     assert all(player.killed for player in players.started)
+
+
+def test_a_pool_closes_while_weights_arrive(make: Callable[..., PlayerPool]) -> None:
+    """``asyncio.wait_for`` of Python 3.11 returns the result and forgets the cancellation where both come at once."""
+    arrived = asyncio.Event()
+    pool = make(Players(loading=lambda number: arrived), count=1, start_seconds=30)
+    pool.publish(0, None, wait=False)
+    loop = pool._loop
+
+    def both() -> None:
+        arrived.set()
+        closed.append(loop.create_task(pool._close()))
+
+    closed: list[asyncio.Task[None]] = []
+    loop.call_soon_threadsafe(loop.call_later, 0.05, both)  # when the player loads
+    for _ in range(500):
+        if closed and closed[0].done():
+            break
+        time.sleep(0.01)
+    ended = bool(closed) and closed[0].done()
+    if not ended:  # a second cancellation is heard
+        loop.call_soon_threadsafe(lambda: [task.cancel() for task in pool._places])
+    assert ended
 
 
 @pytest.mark.parametrize(
