@@ -56,9 +56,16 @@ def proportional(process: int) -> int:
 
 
 def of_chromium(process: int) -> bool:
-    """Whether it is a renderer or a utility of a Chromium, which starts and ends these as it likes."""
+    """Whether a Chromium starts and ends it as it likes: a renderer, a utility, or what its zygote forked, which has the
+    zygote's name at first and none at the end. So is what ended meanwhile.
+    """
     try:
-        words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+        parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
+        return bool(_kinds(process) & {"renderer", "utility"}) or "zygote" in _kinds(parent)
     except OSError:
-        return False
-    return any(word in ("--type=renderer", "--type=utility") for part in words for word in part.split(" "))
+        return True
+
+
+def _kinds(process: int | str) -> set[str]:
+    words = Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ").split()
+    return {word.removeprefix("--type=") for word in words if word.startswith("--type=")}
