@@ -3,9 +3,9 @@
     imagine demo preset=tiny run=tiny
     python -m tests.benchmarks.scale_simulation --run outputs/tiny
 
-Two trainings without players, the second of half as many groups, give what a round of turns and what learning takes.
-From these alone, trainings with players are simulated; then they are run. All trainings play the same dreams, with one
-thread a process. The first update, in which players load and warm up, does not count.
+Two small trainings with one player, the second of half as many groups, give what a round of turns and what the rest of
+an update takes. From these alone, larger ones with one player and with two are simulated; then they are run. All play
+dreams of one run, with one thread a process. The first update, in which players load and warm up, does not count.
 
 Other work on the machine makes all of them slower. So the time counts in which neither the learner nor a player (on
 average over the players) stood in the kernel's queue for a core (``run delay`` of ``/proc/<pid>/schedstat``), each
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,8 +35,8 @@ from imagination.scale.dispatch import groups_at_once
 from imagination.scale.simulation import Workload, simulate
 from tests.benchmarks.measure import arguments
 
-GROUPS, UPDATES = 48, 10
-PLAYERS = [(1, 0), (2, 0)]  # players and max_staleness
+KNOWN, GROUPS, UPDATES = (12, 24), 48, 10
+PLAYERS = [(1, 0), (2, 0), (2, 1)]  # players and max_staleness
 
 
 @dataclass(frozen=True)
@@ -103,17 +104,27 @@ def called(pid: int) -> str:
     return ""
 
 
-def workload(whole: Measured, half: Measured) -> Workload:
-    """From trainings without players: a round takes some seconds and some more for each episode in it."""
-    plays = [m.turns / m.pace for m in (whole, half)]
+def workload(half: Measured, whole: Measured) -> Workload:
+    """Of an update of ``GROUPS``, from smaller ones of one player: a round takes some seconds and some more for each
+    episode in it, what is not playing some seconds and some more for each turn.
+    """
+    fixed, each = fitted((m.turns, m.turns / m.pace) for m in (half, whole))
+    base, learned = fitted((m.turns, m.seconds - m.turns / m.pace) for m in (half, whole))
     rounds = max(whole.work.turns)
-    each = (plays[0] - plays[1]) / (whole.turns - half.turns)
-    fixed = max(0.0, plays[0] - each * whole.turns) / rounds
+    turns = whole.turns * GROUPS / KNOWN[1]
     return replace(
         whole.work,
-        round_seconds=lambda rows: fixed + each * rows,
-        learn_seconds=max(0.0, whole.seconds - plays[0]),
+        groups=GROUPS,
+        round_seconds=lambda rows: fixed / rounds + each * rows,
+        learn_seconds=base + learned * turns,
     )
+
+
+def fitted(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """What there is at 0, and the slope; neither is negative."""
+    (x, y), (x2, y2) = points
+    slope = max(0.0, (y2 - y) / (x2 - x))
+    return max(0.0, y2 - slope * x2), slope
 
 
 def main() -> int:
@@ -121,17 +132,17 @@ def main() -> int:
     parser.add_argument("--run", type=Path, required=True, help="a run of the preset tiny, with its clone")
     parser.add_argument("--times", type=int, default=3, help="that each training is done")
     options = parser.parse_args()
-    designs = {"whole": (GROUPS, ""), "half": (GROUPS // 2, "")}
-    designs |= {f"{p} {s}": (GROUPS, f"scale=ray scale.players={p} train.max_staleness={s}") for p, s in PLAYERS}
+    designs = {f"{n} groups": (n, 1, 0) for n in KNOWN} | {f"{p} {s}": (GROUPS, p, s) for p, s in PLAYERS}
     best: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for _ in range(1 if options.quick else options.times):
-            for name, (groups, words) in designs.items():
-                measured = trained(options.run, Path(scratch) / "run", f"train.groups={groups}", *words.split())
+            for name, (groups, players, most) in designs.items():
+                words = ("scale=ray", f"train.groups={groups}", f"scale.players={players}")
+                measured = trained(options.run, Path(scratch) / "run", *words, f"train.max_staleness={most}")
                 line = f"{measured.seconds:.3f} s ({measured.wall:.3f}), {measured.pace:.0f} turns/s"
                 print(f"{name}: {line}, players busy {measured.busy:.2f}", flush=True)
                 best[name] = min(measured, best.get(name, measured), key=lambda m: m.seconds)
-    work, rows = workload(best["whole"], best["half"]), []
+    work, rows = workload(*(best[f"{n} groups"] for n in KNOWN)), []
     for players, most in PLAYERS:
         at_once = groups_at_once(64 // work.group_size, GROUPS, most, players)
         simulated, real = simulate(work, players, at_once, most, UPDATES).seconds, best[f"{players} {most}"].seconds

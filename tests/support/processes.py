@@ -56,8 +56,8 @@ def proportional(process: int) -> int:
 
 
 def of_chromium(process: int) -> bool:
-    """Whether a Chromium starts and ends it as it likes: a renderer, a utility, or what its zygote forked, which has the
-    zygote's name at first and none at the end. So is what ended meanwhile.
+    """Whether a Chromium starts and ends it as it likes: a renderer, a utility, or what its zygote forked, which has
+    the zygote's name at first and none at the end. So is what ended meanwhile.
     """
     try:
         parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
