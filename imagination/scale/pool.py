@@ -294,9 +294,7 @@ class PlayerPool:
 
 async def _within(seconds: float, what: str, work: Coroutine[Any, Any, T]) -> T:
     try:
-        async with asyncio.timeout(
-            seconds
-        ):  # wait_for of 3.11 forgets a cancellation that comes with the result
+        async with asyncio.timeout(seconds):  # wait_for of 3.11 forgets a cancellation that comes with the result
             return await work
     except TimeoutError:
         raise PlayerLost("hung", f"{what} took more than {seconds:g} s") from None
