@@ -34,11 +34,19 @@ class GroupsAhead:
     Args:
         groups_of: all groups of an update, by its index; the same number for each.
         done: updates that a resumed training had done.
+        updates: of the whole training.
     """
 
-    def __init__(self, pool: PlayerPool, groups_of: Callable[[int], Sequence[Group]], max_staleness: int, done: int):
+    def __init__(
+        self,
+        pool: PlayerPool,
+        groups_of: Callable[[int], Sequence[Group]],
+        max_staleness: int,
+        done: int,
+        updates: int,
+    ) -> None:
         self._pool, self._groups_of, self._each = pool, groups_of, len(groups_of(done))
-        self._ahead = Lookahead(self._each, max_staleness, done)
+        self._ahead = Lookahead(self._each, max_staleness, done, updates)
         self._playing: dict[int, Future[list[Trajectory]]] = {}
         self._played: dict[int, list[Trajectory]] = {}
         self._returned = time.monotonic()

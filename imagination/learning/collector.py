@@ -231,8 +231,8 @@ class ExperienceCollector:
     def _played_ahead(self, index: int) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
         assert self.players is not None
         if self._ahead is None:
-            limit = self.plan.train.max_staleness
-            self._ahead = GroupsAhead(self.players.pool, self._groups_of, limit, index)
+            train = self.plan.train
+            self._ahead = GroupsAhead(self.players.pool, self._groups_of, train.max_staleness, index, train.updates)
         begun = time.perf_counter()
         episodes, metrics = self._ahead.take()
         self.seconds += time.perf_counter() - begun

@@ -84,17 +84,19 @@ class Lookahead:
         groups: that an update learns from.
         max_staleness: 0 plays the groups of an update after the update before it.
         version: updates that are done.
+        updates: after which nothing is learned any more; no groups begin for later ones. ``None``: without end.
     """
 
-    def __init__(self, groups: int, max_staleness: int, version: int = 0) -> None:
-        self.groups, self.max_staleness, self.version = groups, max_staleness, version
+    def __init__(self, groups: int, max_staleness: int, version: int = 0, updates: int | None = None) -> None:
+        self.groups, self.max_staleness, self.version, self.updates = groups, max_staleness, version, updates
         self.begun = groups * version
         self.dropped = 0
         self._finished: dict[int, int] = {}  # the version of the oldest token by group
 
     def begin(self) -> range:
         """Numbers of the groups that may begin now."""
-        most = self.groups * (self.version + self.max_staleness + 1) + self.dropped
+        ahead = self.version + self.max_staleness + 1
+        most = self.groups * min(ahead, ahead if self.updates is None else self.updates) + self.dropped
         new = range(self.begun, max(most, self.begun))
         self.begun = new.stop
         return new

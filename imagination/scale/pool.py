@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -121,6 +121,7 @@ class PlayerPool:
         self._changed = asyncio.Condition()
         self._thread = threading.Thread(target=self._loop.run_forever, name="players", daemon=True)
         self._places: list[asyncio.Task[None]] = []
+        self._mistake: BaseException | None = None  # what no player may raise
         self._begun = 0.0  # when the first player was ready
 
     def publish(self, version: int, weights: Any, wait: bool = True) -> None:
@@ -175,7 +176,7 @@ class PlayerPool:
         async with self._changed:
             self._changed.notify_all()
             if wait:
-                await self._changed.wait_for(self._all_loaded)
+                await self._changed.wait_for(lambda: self._mistake is not None or self._all_loaded())
         self._raise_if_none()
 
     def _all_loaded(self) -> bool:
@@ -183,6 +184,8 @@ class PlayerPool:
         return all(self._loaded.get(place) == self._version for place in missing)
 
     def _raise_if_none(self) -> None:
+        if self._mistake is not None:
+            raise self._mistake
         if len(self._failures) == self.count:
             raise UserError(f"no player can be had: {next(iter(self._failures.values()))}")
 
@@ -229,7 +232,13 @@ class PlayerPool:
     def _over(self, place: asyncio.Task[None]) -> None:
         """Nobody would wait for the task of a place: a mistake in it must not be a run that hangs."""
         if not place.cancelled() and (error := place.exception()) is not None:
+            self._mistake = error
             self._end_results(error)
+            self._told = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     def _end_results(self, error: BaseException) -> None:
         for result in self._results.values():
@@ -253,7 +262,7 @@ class PlayerPool:
                 while len(playing) < self.limits.at_once and (number := self._dispatcher.next_for(place)) is not None:
                     work = _within(self.limits.hang_seconds, "a group", player.play(self._groups[number]))
                     playing[asyncio.create_task(work)] = number
-                waiting = waiting or asyncio.create_task(self._woken(place, len(playing)))
+                waiting = waiting or asyncio.create_task(self._woken(place, playing))
                 begun = time.monotonic()
                 await asyncio.wait([*playing, waiting], return_when=asyncio.FIRST_COMPLETED)
                 self.counts.busy_seconds += (time.monotonic() - begun) * bool(playing)
@@ -272,13 +281,13 @@ class PlayerPool:
                 unfinished.cancel()
             await asyncio.gather(*playing, return_exceptions=True)
 
-    async def _woken(self, place: int, playing: int) -> None:
+    async def _woken(self, place: int, playing: Sized) -> None:
         """Returns when there are other weights, or groups for a player with room."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: (
                     self._loaded.get(place) != self._version
-                    or (playing < self.limits.at_once and self._dispatcher.waits)
+                    or (len(playing) < self.limits.at_once and self._dispatcher.waits)
                 )
             )
 

@@ -261,8 +261,7 @@ class _EnvActor:
         return await self._request(env, PoolStats(steps=1), lambda: self._open[env].step(action))
 
     async def close(self, env: str) -> None:
-        if env in self._open:
-            await self._open.pop(env).close()
+        await self._end([env])
 
     async def client_lost(self, client: str) -> None:
         """Closes what a client that is gone has open: nobody else would, and others would wait for its place."""
@@ -274,22 +273,29 @@ class _EnvActor:
         await self._end(list(self._open))
 
     async def _end(self, envs: Sequence[str]) -> None:
+        await self._cancel(envs)
+        for env in envs:
+            if env in self._open:
+                await self._open.pop(env).close()
+
+    async def _cancel(self, envs: Sequence[str]) -> None:
+        """Ends what is still asked of them: a client that cancels a call of Ray does not end it here."""
         requests = [self._running[env] for env in envs if env in self._running]
         for request in requests:
             request.cancel()
         if requests:
             await asyncio.wait(requests)
-        for env in envs:
-            await self.close(env)
 
     async def _request(self, env: str, request: PoolStats, work: Callable[[], Coroutine[Any, Any, Any]]) -> _Answer:
+        await self._cancel([env])
         self._running[env] = running = asyncio.create_task(self._counted(request, work))
         try:
             return await running
         except asyncio.CancelledError:
             return (StopReason.ENV_CRASHED, _CLIENT_LOST), PoolStats()
         finally:
-            del self._running[env]
+            if self._running.get(env) is running:
+                del self._running[env]
 
     async def _counted(self, request: PoolStats, work: Callable[[], Coroutine[Any, Any, Any]]) -> _Answer:
         """A request is counted before it is done, so that what was done is counted whoever dies; the rest after it."""

@@ -96,6 +96,19 @@ def test_a_late_group_counts_for_a_later_update_or_is_dropped() -> None:
     assert list(ahead.begin()) == [8]  # in place of it
 
 
+@pytest.mark.parametrize("most", [0, 1, 4])
+def test_nothing_begins_that_no_update_would_learn_from(most: int) -> None:
+    ahead = Lookahead(groups=2, max_staleness=most, updates=3)
+    begun = list[int]()
+    for version in range(3):
+        for number in (new := ahead.begin()):
+            ahead.finished(number, version)
+        begun += new
+        ahead.drop_stale()
+        assert ahead.take() is not None
+    assert begun == list(range(6))
+
+
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_no_update_learns_from_what_is_too_old_and_none_waits_for_ever(most: int) -> None:
     """Players that take one to forty rounds a group, at random."""

@@ -143,6 +143,24 @@ def test_a_pool_closes_while_weights_arrive(make: Callable[..., PlayerPool]) -> 
     assert ended
 
 
+@pytest.mark.parametrize(("players", "at_once"), [(2, 3), (1, 6), (3, 2)])
+def test_players_that_were_full_play_what_is_added_later(
+    make: Callable[..., PlayerPool], players: int, at_once: int
+) -> None:
+    pool = make(Players(), count=players, at_once=at_once)
+    pool.publish(0, None)
+    for numbers in (range(6), range(6, 8), range(8, 20)):
+        assert [t.id for t in played(pool, numbers)] == ids(numbers)
+
+
+def test_a_mistake_in_a_player_ends_who_waits_for_weights(make: Callable[..., PlayerPool]) -> None:
+    pool = make(Players(loading=lambda number: ZeroDivisionError("a mistake")))
+    with pytest.raises(ZeroDivisionError):
+        pool.publish(0, None)
+    with pytest.raises(ZeroDivisionError):
+        pool.add([group(0)])
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
