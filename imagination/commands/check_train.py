@@ -103,8 +103,8 @@ def check_experts(config: Config, experts: int) -> None:
     """Raises ``UserError``: expert episodes are to be mixed in, and the log has none."""
     if most(config.train.expert_share) and not experts:
         raise UserError(
-            f"train.expert_share={config.train.expert_share} mixes in solved expert episodes, and the log has none: "
-            "set train.expert_share=0, or log solved episodes of an agent named expert"
+            f"train.expert_share={config.train.expert_share} mixes in solved expert episodes, and the log has none of "
+            "the tasks that are learned from: set train.expert_share=0, or log solved episodes of an agent named expert"
         )
 
 

@@ -67,7 +67,9 @@ def fit_critic(config: Config, folder: Path) -> None:
             measured["synther"] = made
         head = critic.fit_value_head(real, settings, seed, synthetic)
         critic.save_critic(
-            head, run.model(critic.NAME), critic.made_for(weights_version(model), algorithm, config.train)
+            head,
+            run.model(critic.NAME),
+            critic.made_for(weights_version(model), algorithm, config.train, config.worldmodel.goal),
         )
         measured["error"] = float(critic.squared_errors(head, real).mean())
         if kept_back is not None:

@@ -107,6 +107,8 @@ def check(config: Config) -> None:
             "loop.real_share learns from real episodes beside dreams: set train.groups above 1 and train.process='', "
             "or loop.real_share=0"
         )
+    if config.train.max_staleness and isinstance(config.loop.real_share, list):
+        raise UserError("players ahead need the same number of dreams in each update: give loop.real_share one number")
     if config.tripwires.real_episodes:
         raise UserError("probes of the tripwires are not in loop.budget: set tripwires.real_episodes=0")
     if config.train.tasks != "train":
@@ -282,6 +284,8 @@ def train_round(session: Session) -> dict[str, Any]:
     number = state["round"]
     policy, improved = policy_folder(run, number), policy_folder(run, number + 1)
     settings.seed = derive_seed("loop", settings.seed, number) % 2**31  # other starts each round; torch takes 32 bits
+    if settings.train.seed is not None:
+        settings.train.seed = derive_seed("loop", settings.train.seed, number) % 2**31
     updates = {0: loop.first_updates or loop.updates}  # by round; others have loop.updates
     settings.train.updates = updates.get(number, loop.updates)
     nested = RunFolder(run.path / "loop" / f"round-{number:03d}", settings.seed)

@@ -205,13 +205,14 @@ class _Data:
         if settings.tasks != "train":
             log = few_episodes(heldout_tasks(session.run), settings.task_episodes)
             known = [*known, *log]
-        experts = [t for t in log if t.source is Source.EXPERT and t.solved]
-        check_experts(config, len(experts))
         log = config.worldmodel.goal.relabel_log(log) if dreamed else log
         starts = dream_starts(log, config.dream.max_turns) if starts is None else starts
         learned_from, validation = dict(starts), list[str]()
         if dreamed and settings.validation_tasks:
             learned_from, validation = split_starts(starts, settings.validation_tasks, session.training_seed)
+        judged = {starts[name].task_id for name in validation}
+        experts = [t for t in log if t.source is Source.EXPERT and t.solved and t.task_id not in judged]
+        check_experts(config, len(experts))
         goals = None
         if reached := session.reached_goals():
             goals, log = ReachedGoals(reached, log), [*log, *reached]
@@ -247,7 +248,7 @@ def _policy(session: Session, algorithm: Algorithm) -> tuple[Policy, Any, ValueH
     reference = copy.deepcopy(policy.model).requires_grad_(False) if algorithm.kl.kl_coef > 0 else None
     critic = session.run.model(CRITIC)
     if algorithm.critic is not None and critic.exists():
-        value = load_critic(critic, made_for(policy.version, algorithm, config.train))
+        value = load_critic(critic, made_for(policy.version, algorithm, config.train, config.worldmodel.goal))
     return Policy(adapted(policy.model, config.policy), policy.chat), reference, value
 
 

@@ -106,7 +106,10 @@ def relabelled(episode: Trajectory, settings: HindsightSettings, refusals: str =
         return None
     end, goal = last
     turns = [
-        replace(t, reward=0.0, terminated=False) for t, c in zip(episode.turns[: end + 1], changed, strict=False) if c
+        # reasoning about what comes next is the world model's
+        replace(t, reward=0.0, terminated=False, info={k: v for k, v in t.info.items() if k != "reasoning"})
+        for t, c in zip(episode.turns[: end + 1], changed, strict=False)
+        if c
     ]
     turns[-1] = replace(turns[-1], reward=1.0, terminated=True)
     return replace(
@@ -171,6 +174,7 @@ def with_reflections(
 
 # a part of dev_notes.txt is a word, and so is what is quoted: 'oak'; the unit of 25kg is none, nor is a part of isn't
 _WORD = re.compile(r"(?<![A-Za-z\d])(?<!\w')[A-Za-z]{3,}(?![A-Za-z\d])(?!'\w)")
+_LETTERS = re.compile(r"[A-Za-z]+")
 _COMMON = 0.6  # of the tasks: words of more tasks are the world's grammar, such as its verbs and directions
 _NAMED = 0.1  # of the tasks that have it: words that actions seldom name, such as "nothing", are no things
 _OF_PIECES = 0.5  # of the names, where there are pieces
@@ -212,7 +216,9 @@ def _renamed(trajectory: Trajectory, names: frozenset[str], rng: random.Random, 
     for turn in trajectory.turns:
         acted_first |= _words(turn.action) - shown
         shown |= _words(turn.observation)
-    known = shown | acted_first
+    texts = [trajectory.start, *trajectory.world_facts]
+    texts += [text for u in trajectory.turns for text in (u.action, u.observation, str(u.info.get("reasoning", "")))]
+    known = {word.lower() for text in texts for word in _LETTERS.findall(text)}  # names of pieces may be short
     new_names: dict[str, str] = {}
     for word in sorted((shown & names) - acted_first):
         new_names[word] = _made_up_word(known, rng, pieces)

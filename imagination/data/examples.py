@@ -87,7 +87,9 @@ class WorldModelExamples:
         forms = [form] * len(episodes)
         if settings.facts:
             bare, rng = form_of(replace(settings, facts=0), episodes), random.Random(derive_seed("facts", seed))
-            forms = [form if rng.random() < settings.facts_share else bare for _ in episodes]
+            if settings.kind != "retrieval":  # a copy knows what is true of its own names
+                forms[len(log) :] = [form_of(settings, [copy]) for copy in episodes[len(log) :]]
+            forms = [known if rng.random() < settings.facts_share else bare for known in forms]
         return cls(episodes, weights * (1 + fit.renamed), forms, unchanging_share(weights, same))
 
     def rows(self, chat: ChatFormat) -> list[list[Row]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from real_envs.files import check_checksums, write_atomically, write_checksums
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Owner, StopReason, Trajectory
 from worldmodel.extras.synther.transitions import Transitions
+from worldmodel.goal import Goal
 
 NAME = "critic"  # of the folder under models/
 _WEIGHTS, _MADE_FOR = "model.safetensors", "critic.json"
@@ -179,7 +180,7 @@ def squared_errors(head: ValueHead, transitions: Transitions) -> Tensor:
     return (head(transitions.states) - transitions.returns).square()
 
 
-def made_for(policy: str, algorithm: Algorithm, train: TrainSettings) -> dict[str, Any]:
+def made_for(policy: str, algorithm: Algorithm, train: TrainSettings, goal: Goal) -> dict[str, Any]:
     """What a head is good for: a policy, by its weights, and returns, by what is paid and how it is discounted."""
     keys = ("gamma", "turn_gamma", "token_gamma")
     discounts = {key: algorithm.settings[key] for key in keys if key in algorithm.settings}
@@ -188,6 +189,7 @@ def made_for(policy: str, algorithm: Algorithm, train: TrainSettings) -> dict[st
         "per": "turn" if algorithm.name == "turn_ppo" else "token",
         **discounts,
         "reward_tiers": train.reward_tiers,
+        **({"goal": asdict(goal)} if goal.declared else {}),
     }
 
 

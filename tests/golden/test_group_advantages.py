@@ -257,6 +257,12 @@ def test_best_of_groups_equals_the_plain_loop(fraction, least):
     assert kept.any()
 
 
+@pytest.mark.parametrize(("fraction", "of", "kept"), [(0.07, 100, 7), (0.28, 25, 7), (1e-9, 3, 1)])
+def test_rounding_keeps_no_episode_more(fraction, of, kept):
+    one_group = torch.zeros(of).long(), torch.ones(of).bool()
+    assert best_of_groups(torch.arange(float(of)) + 1, *one_group, BestOfGroups(fraction, 0.0)).sum() == kept
+
+
 def test_a_group_of_failures_is_not_cloned():
     kept = best_of_groups(torch.zeros(4), torch.zeros(4).long(), torch.ones(4).bool(), BestOfGroups(0.5, 0.5))
     assert not kept.any()

@@ -168,7 +168,7 @@ def best_of_groups(returns: Tensor, group_ids: Tensor, valid: Tensor, settings: 
     kept = torch.zeros_like(valid)
     for group in group_ids[valid].unique():
         members = valid & (group_ids == group)
-        wanted = math.ceil(settings.keep_fraction * int(members.sum()))
+        wanted = max(1, math.ceil(settings.keep_fraction * int(members.sum()) - ROUNDING))
         border = returns[members].sort(descending=True).values[wanted - 1]
         kept |= members & (returns >= border - ROUNDING * border.abs())
     return kept & (returns >= settings.keep_min_return)

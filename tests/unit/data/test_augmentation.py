@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagination.data.augmentation import failed, relabelled, with_renamed
-from imagination.settings.models import HindsightSettings
+from imagination.data.examples import WorldModelExamples
+from imagination.rollout.world_models import form_of
+from imagination.settings.models import FitSettings, HindsightSettings, WorldModelSettings
 from policy.lm.tokenizer import train_tokenizer, word_pieces
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from worldmodel.formats.memory import KNOWN
 
 # --- hindsight ---
 
@@ -21,7 +24,10 @@ HINDSIGHT = HindsightSettings(goals=GOALS)
 
 
 def failure(*turns: tuple[str, str], start: str = "Eat the bear.\n-= Hall =-", **facts: object) -> Trajectory:
-    told = tuple(Turn(action, observation, 0.0, False, {"n": k}) for k, (action, observation) in enumerate(turns))
+    told = tuple(
+        Turn(action, observation, 0.0, False, {"n": k, "reasoning": "it opens"})
+        for k, (action, observation) in enumerate(turns)
+    )
     made = Trajectory("e", "t", "g", Source.REAL, "noisy", 3, start, told, StopReason.TURN_LIMIT)
     return replace(made, **{"world_facts": ("secret",), **facts})  # type: ignore[arg-type]
 
@@ -39,6 +45,7 @@ def test_an_episode_is_told_up_to_the_last_goal_that_it_reached_first() -> None:
     assert told.start == "Take the key from the chest.\n-= Hall =-"
     assert [t.action for t in told.turns] == ["open chest", "take key"]
     assert [(t.reward, t.terminated) for t in told.turns] == [(0.0, False), (1.0, True)]
+    assert [t.info for t in told.turns] == [{"n": 1}, {"n": 3}], "reasoning is the world model's"
     assert (told.id, told.task_id, told.agent) == ("hindsight/e", "t", "hindsight/noisy")
     assert told.solved
     assert told.stop is StopReason.TERMINATED
@@ -163,6 +170,34 @@ def test_names_are_made_of_what_single_tokens_write() -> None:
     assert {"noodles", "oodles", "dles"} < names
     assert {"oodlesdles", "dlesnoodles"} & names or any(name and name.count("dles") > 1 for name in names)
     assert any(name and "dl" not in name for name in names)
+
+
+def test_no_name_is_a_short_word_or_a_fact_of_the_episode() -> None:
+    tokenizer = train_tokenizer(["ab cde ab cde"] * 9, 300)
+    assert {"ab", "cde"} <= set(word_pieces(tokenizer))
+    log = [replace(t, start=f"{t.start} ab", world_facts=("cde is here",)) for t in LOG]
+    for copy in with_renamed(log, 200, 0, tokenizer)[len(log) :]:
+        if copy.task_id == "task-0":
+            assert copy.turns[0].action.split()[-1] not in ("ab", "cde")
+
+
+def test_copies_know_what_is_true_of_their_own_names() -> None:
+    """The start names no thing, so the original's facts would be found by it."""
+    log = [
+        replace(
+            t,
+            start=f"Task {t.task_id}.",
+            turns=(Turn("look", t.start, 0.0, False), *t.turns),
+            world_facts=(f"There is {name} in the box.",),
+        )
+        for t, name in zip(LOG, ("oak", "brick", "nothing"), strict=True)
+    ]
+    known = WorldModelSettings(facts=9, facts_share=1.0)
+    examples = WorldModelExamples.of(log, form_of(known, log), known, FitSettings(renamed=1), seed=0)
+    for episode, form in zip(examples.episodes, examples.forms, strict=True):
+        (context, *_) = form.excluding([episode]).contexts(episode.start, [], "look")
+        assert context.startswith(f"{KNOWN}{episode.world_facts[0]}\n")
+    assert examples.episodes[len(log)].world_facts != log[0].world_facts
 
 
 @settings(max_examples=60)

@@ -13,6 +13,7 @@ from imagination.settings import CriticSettings, TrainSettings, UserError
 from policy.lm.forward import ValueHead
 from worldmodel.extras.synther.settings import SyntherSettings
 from worldmodel.extras.synther.transitions import Transitions
+from worldmodel.goal import Goal
 
 PLAIN = CriticSettings(steps=300, batch=64, lr=0.05, weight_decay=0.0, synther=SyntherSettings(ratio=0.5))
 
@@ -52,22 +53,24 @@ def test_synthetic_transitions_are_the_share_of_each_batch_that_was_asked_for() 
 
 
 def test_a_head_is_only_used_for_what_it_was_fitted_for(tmp_path: Path) -> None:
-    purpose = made_for("abc", ALGORITHMS["ppo"], TrainSettings())
+    no_goal, train = Goal(), TrainSettings()
+    purpose = made_for("abc", ALGORITHMS["ppo"], train, no_goal)
     head = fit_value_head(transitions(10.0), CriticSettings(steps=3), 0)
     save_critic(head, tmp_path / "critic", purpose)
     loaded = load_critic(tmp_path / "critic", purpose)
     assert torch.equal(loaded.linear.weight, head.linear.weight)
     assert torch.equal(loaded.linear.bias, head.linear.bias)
     others = [
-        (made_for("abd", ALGORITHMS["ppo"], TrainSettings()), "policy was abc and is abd"),
-        (made_for("abc", ALGORITHMS["ppo"].with_settings(gamma=0.9), TrainSettings()), "gamma was 1.0 and is 0.9"),
-        (made_for("abc", ALGORITHMS["turn_ppo"], TrainSettings()), "per was token and is turn"),
-        (made_for("abc", ALGORITHMS["ppo"], TrainSettings(reward_tiers=[[1.0, 2.0]])), "reward_tiers was"),
+        (made_for("abd", ALGORITHMS["ppo"], train, no_goal), "policy was abc and is abd"),
+        (made_for("abc", ALGORITHMS["ppo"].with_settings(gamma=0.9), train, no_goal), "gamma was 1.0 and is 0.9"),
+        (made_for("abc", ALGORITHMS["turn_ppo"], train, no_goal), "per was token and is turn"),
+        (made_for("abc", ALGORITHMS["ppo"], TrainSettings(reward_tiers=[[1.0, 2.0]]), no_goal), "reward_tiers was"),
+        (made_for("abc", ALGORITHMS["ppo"], train, Goal("the sea")), "goal was"),
     ]
     for other, told in others:
         with pytest.raises(UserError, match=told):
             load_critic(tmp_path / "critic", other)
-    load_critic(tmp_path / "critic", made_for("abc", ALGORITHMS["st_ppo"], TrainSettings()))  # the same values
+    load_critic(tmp_path / "critic", made_for("abc", ALGORITHMS["st_ppo"], train, no_goal))  # the same values
 
     (tmp_path / "critic" / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match="holds no value head"):

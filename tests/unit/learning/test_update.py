@@ -244,6 +244,18 @@ def test_a_step_that_goes_too_far_is_halved() -> None:
     assert all(torch.equal(a, b) for a, b in zip(same.parameters(), free.parameters(), strict=True))
 
 
+def test_the_length_of_a_step_is_no_distance_of_the_engine_from_the_trainer() -> None:
+    chance, recorded = torch.Generator().manual_seed(0), list[dict[str, float]]()
+    rows = [
+        replace(row, behavior_logprobs=row.behavior_logprobs + 0.3 * torch.randn(len(row.ids), generator=chance))
+        for row in rollouts(make_model(), 1.0)
+    ]
+    settings = replace(DEFAULTS, lr=1e-9, max_kl=0.03, minibatches=1, epochs=1)
+    fit(noted(make_model(), settings, recorded), Update(0, rows, exact=False))
+    assert recorded[0]["update_kl"] < 1e-6
+    assert recorded[0]["halved"] == 0
+
+
 @pytest.mark.parametrize(
     ("index", "passed", "rate"), [(0, 0.0, 0.02), (2, 0.0, 0.011), (2, 0.3, 0.011), (2, 1.0, 0.002), (4, 0.0, 0.002)]
 )
