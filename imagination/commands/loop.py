@@ -44,7 +44,7 @@ from imagination.runs.lifecycle import need
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world
-from imagination.session import Session
+from imagination.session import Session, read_beside
 from imagination.settings import Config, UserError
 from real_envs.seeding import derive_seed
 from real_envs.worker_pool import PoolStats, count_apart
@@ -298,7 +298,7 @@ def train_round(session: Session) -> dict[str, Any]:
             turns = most_turns if turns is None else min(max(turns, _SHORTEST), most_turns)
             settings.dream.horizon, settings.dream.horizon_shape = [[0, turns]], "steps"
         _train(session, settings, nested, recorded, policy, improved)
-    for name in ("models", "checkpoints", "log", "origin"):  # links, and what is kept elsewhere; metrics stay
+    for name in ("models", "checkpoints", "log", "origin", "supplements"):  # links, and what is kept elsewhere; metrics stay
         path = nested.path / name
         path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
     trained = nested.metrics("train")
@@ -321,10 +321,12 @@ def _train(
     links = {nested.model(folder.name): folder for folder in members}
     links |= {nested.log: run.log, nested.model("policy-clone"): policy}
     links |= {nested.origin: run.origin} if run.origin.exists() else {}
+    first = not run.summary["loop"]["round"] and config.loop.policy == "policy-clone" and not config.loop.origin
+    links |= {nested.path / name: run.path / name for name in read_beside(settings, run, critic=first)}
     for link, target in links.items():  # relative ones, so that a run can be moved
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
+        link.symlink_to(os.path.relpath(target, link.parent), target_is_directory=target.is_dir())
     best = max([run.summary.get("best_return", 1.0), *(t.total_reward for t in log.train)])
     nested.update({"world_model_form": run.summary.get("world_model_form", "text"), "best_return": best})
     run.update({"best_return": best})

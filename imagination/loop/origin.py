@@ -17,13 +17,12 @@ from imagination.runs.lifecycle import need
 from imagination.runs.log import ORIGIN, open_store
 from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_envs import real_tasks
-from imagination.session import Session
+from imagination.session import Session, read_beside
 from imagination.settings import UserError
 from real_envs.env import TaskSet
 from real_envs.files import read_json, write_atomically
 from real_envs.store import StoreError, TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory
-from worldmodel.rules.rule_set import FILE
 
 STARTS = "starts.json"
 
@@ -65,23 +64,25 @@ def take_over(session: Session) -> None:
         raise UserError(f"loop.origin={name} is a run of {logged}, and env={world} is played")
     for folder in (*source.model("worldmodel").parent.glob("worldmodel*"), source.model(policy)):
         copy_folder(folder, run.model("policy-clone" if folder.name == policy else folder.name))
-    if source.model(FILE).exists():
-        shutil.copy(source.model(FILE), run.model(FILE))
+    for name in read_beside(session.config, source, critic=False):
+        if name.startswith("models/"):  # supplements are of its own tasks
+            shutil.copy(source.path / name, run.path / name)
     copy_folder(source.log, run.origin)
     run.update({key: source.summary[key] for key in ("world_model_form", "best_return") if key in source.summary})
 
 
 async def first_looks(run: RunFolder, tasks: TaskSet) -> None:
-    """Writes what a reset of each training task shows; no step is taken. Raises ``UserError``: a task is one of those
-    that the origin has logged; ``EnvFailure``: the world does not answer.
+    """Writes what a reset of each training task shows; no step is taken. Raises ``UserError``: a task, perhaps a
+    held-out one, is a training task of the origin; ``EnvFailure``: the world does not answer.
     """
     known = set(TrajectoryStore.open(run.origin).tasks("train"))
     played = tasks.tasks("train")
-    if both := [task.id for task in played if task.id in known]:
-        raise UserError(
-            f"{len(both)} of {len(played)} tasks, such as {both[0]}, are tasks of loop.origin as well: set another "
-            "seed, or the env.options that tell the new ones apart"
-        )
+    for kind, some in (("tasks", played), ("held-out tasks", tasks.tasks("heldout"))):
+        if both := [task.id for task in some if task.id in known]:
+            raise UserError(
+                f"{len(both)} of {len(some)} {kind}, such as {both[0]}, are tasks of loop.origin as well: set another "
+                "seed, or the env.options that tell the new ones apart"
+            )
     env = tasks.make_env()
     try:
         shown = {task.id: (await env.reset(task, 0)).text for task in played}

@@ -25,7 +25,7 @@ from imagination.runs.lifecycle import need
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_envs import real_tasks
-from imagination.session import Session
+from imagination.session import Session, read_beside
 from imagination.settings import Config, UserError
 from imagination.settings.compose import load_on_top, remembered_overrides
 from real_envs.files import write_atomically
@@ -49,13 +49,13 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     start = RunFolder(source, config.seed)
     need(start.model("policy-clone"), "clone")
     members = [f"models/{path.name}" for path in sorted(source.glob("models/worldmodel*"))]
-    members += [f"models/{name}" for name in ("critic", FILE) if start.model(name).exists()]
+    members += read_beside(config, start, critic=True)
     origin = hash_of(source, ["models/policy-clone", *members])
     run = RunFolder(there, config.seed, f"{fingerprint(config)}/{origin}")
     if run.summary.get("done", {}).get("arm") == run.settings:
         return dict(run.summary["arm"])
     shared = [name for name in SHARED if name != "tokenizer" or (source / name).exists()]  # a checkpoint has its own
-    _copy(source, there, (*shared, *members), outdated=("checkpoints", "models/critic", f"models/{FILE}"))
+    _copy(source, there, (*shared, *members), outdated=("checkpoints", "models/critic", f"models/{FILE}", "supplements"))
     run.update({key: start.summary[key] for key in ("world_model_form", "best_return") if key in start.summary})
     train(config, there)
     result = asyncio.run(_play(config, run, "policy"))
