@@ -298,7 +298,8 @@ def train_round(session: Session) -> dict[str, Any]:
             turns = most_turns if turns is None else min(max(turns, _SHORTEST), most_turns)
             settings.dream.horizon, settings.dream.horizon_shape = [[0, turns]], "steps"
         _train(session, settings, nested, recorded, policy, improved)
-    for name in ("models", "checkpoints", "log", "origin", "supplements"):  # links, and what is kept elsewhere; metrics stay
+    # links, and what is kept elsewhere; metrics stay
+    for name in ("models", "checkpoints", "log", "origin", "supplements"):
         path = nested.path / name
         path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
     trained = nested.metrics("train")

@@ -55,7 +55,8 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     if run.summary.get("done", {}).get("arm") == run.settings:
         return dict(run.summary["arm"])
     shared = [name for name in SHARED if name != "tokenizer" or (source / name).exists()]  # a checkpoint has its own
-    _copy(source, there, (*shared, *members), outdated=("checkpoints", "models/critic", f"models/{FILE}", "supplements"))
+    outdated = ("checkpoints", "models/critic", f"models/{FILE}", "supplements")
+    _copy(source, there, (*shared, *members), outdated)
     run.update({key: start.summary[key] for key in ("world_model_form", "best_return") if key in start.summary})
     train(config, there)
     result = asyncio.run(_play(config, run, "policy"))
