@@ -41,7 +41,7 @@ class TaskMemory:
         for episode in log:
             facts = self._facts.setdefault(episode.start, {})
             for k, turn in enumerate(episode.turns):
-                if turn.known and turn.observation not in episode.start:
+                if turn.reward is not None and turn.observation not in episode.start:
                     fact = facts.setdefault(_line(turn), _Fact(k))
                     fact.turn = min(fact.turn, k)
                     fact.episodes.add(episode.id)

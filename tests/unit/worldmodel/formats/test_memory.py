@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
-from real_envs.trajectory import NO_ANSWER, Owner, Source, StopReason, Trajectory, Turn
+from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import episode_tokens, prediction_text, prompt_tokens
 from worldmodel.formats.memory import MemoryFormat, TaskMemory
@@ -44,8 +44,6 @@ def test_a_task_is_known_by_what_its_episodes_have_shown() -> None:
     assert index.of("A hall.", 1, frozenset()) == ["A cellar."]
     assert index.of("Room 1.", 9, frozenset()) == []
     assert index.of("A place never seen.", 9, frozenset()) == []
-    cut = Turn("take key", "", 1.0, False, {NO_ANSWER: 1.0})
-    assert TaskMemory([episode("cut", cut)]).of("A hall.", 9, frozenset()) == [], "nobody answered"
 
 
 def test_what_the_task_declares_comes_first_and_is_hidden_from_no_episode_of_it() -> None:
