@@ -12,7 +12,7 @@ import pytest
 
 from imagination.learning.collector import NothingToLearn
 from imagination.loop.acting import round_of
-from imagination.loop.origin import roots
+from imagination.loop.origin import roots, take_over
 from imagination.loop.refit import true_turns
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
@@ -68,6 +68,17 @@ def test_tasks_that_are_not_new_are_refused(cloned: Path, tmp_path: Path, monkey
     config.loop.origin = str(cloned)
     with pytest.raises(UserError, match=r"2 of 2 held-out tasks, .*corridor-a.* loop\.origin"):
         run_loop(tmp_path / "held-out", config)
+
+
+def test_rules_and_experiences_come_along(cloned: Path, tmp_path: Path) -> None:
+    old, config = Path(shutil.copytree(cloned, tmp_path / "old")), loop_settings(budget=0)
+    config.loop.origin, config.experience = str(old), "experience.json"
+    names = ("rules.json", "experience.json")
+    for name in names:
+        (old / "models" / name).write_text(name)
+    new = RunFolder(tmp_path / "new", 0)
+    take_over(Session(config, new))
+    assert [new.model(name).read_text() for name in names] == list(names)
 
 
 def test_its_training_reads_what_lies_beside_the_models(
