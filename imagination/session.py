@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from imagination.data.augmentation import HINDSIGHT, read_supplements
 from imagination.data.experiences import prefaced, read_experiences
-from imagination.learning.critic import NAME as CRITIC
 from imagination.rollout import world_models
 from imagination.rollout.dream_env import DreamEnv, Guard, Start
 from imagination.rollout.engines import Engines, drafts_from
@@ -36,21 +35,10 @@ from worldmodel.formats.full import TransitionFormat
 from worldmodel.goal import GoalWorldModel
 from worldmodel.known_rewards import KnownRewardsWorldModel, rewarded_actions
 from worldmodel.rules.invariants import OUTCOME
-from worldmodel.rules.rule_set import FILE, RuleSet
+from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.world_model import DeclaredAnswers, RuledWorldModel
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import LanguageWorldModel
-
-
-def read_beside(config: Config, run: RunFolder, critic: bool) -> list[str]:
-    """What of a run's folder, where it is there, a training reads beside games, log, world models and policy.
-
-    ``critic``: it trains the policy that the critic of `fit-critic` was fitted for.
-    """
-    names = [f"models/{FILE}", *[f"models/{CRITIC}"] * critic]
-    names += [f"models/{config.experience}"] * bool(config.experience)
-    names += [f"supplements/{HINDSIGHT}"] * bool(config.dream.hindsight)
-    return [name for name in names if (run.path / name).exists()]
 
 
 class Log(NamedTuple):

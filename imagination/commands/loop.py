@@ -34,7 +34,7 @@ from imagination.learning.experience import RecordedGroups
 from imagination.loop.acting import limits_of, own_episodes, play_round, policy_folder
 from imagination.loop.choice import choose_tasks
 from imagination.loop.journal import Journal
-from imagination.loop.origin import begin, copy_folder, of_new_tasks, roots
+from imagination.loop.origin import begin, copy_folder, of_new_tasks, read_beside, roots
 from imagination.loop.refit import promote, refit_round, true_turns
 from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import check_share, most
@@ -44,7 +44,7 @@ from imagination.runs.lifecycle import need
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world
-from imagination.session import Session, read_beside
+from imagination.session import Session
 from imagination.settings import Config, UserError
 from real_envs.seeding import derive_seed
 from real_envs.worker_pool import PoolStats, count_apart

@@ -12,17 +12,20 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from imagination.data.augmentation import HINDSIGHT
+from imagination.learning.critic import NAME as CRITIC
 from imagination.rollout.dream_env import Start, starts_from_log
 from imagination.runs.lifecycle import need
 from imagination.runs.log import ORIGIN, open_store
 from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_envs import real_tasks
-from imagination.session import Session, read_beside
-from imagination.settings import UserError
+from imagination.session import Session
+from imagination.settings import Config, UserError
 from real_envs.env import TaskSet
 from real_envs.files import read_json, write_atomically
 from real_envs.store import StoreError, TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory
+from worldmodel.rules.rule_set import FILE
 
 STARTS = "starts.json"
 
@@ -69,6 +72,17 @@ def take_over(session: Session) -> None:
             shutil.copy(source.path / name, run.path / name)
     copy_folder(source.log, run.origin)
     run.update({key: source.summary[key] for key in ("world_model_form", "best_return") if key in source.summary})
+
+
+def read_beside(config: Config, run: RunFolder, critic: bool) -> list[str]:
+    """What of a run's folder, where it is there, a training reads beside games, log, world models and policy.
+
+    ``critic``: it trains the policy that the critic of `fit-critic` was fitted for.
+    """
+    names = [f"models/{FILE}", *[f"models/{CRITIC}"] * critic]
+    names += [f"models/{config.experience}"] * bool(config.experience)
+    names += [f"supplements/{HINDSIGHT}"] * bool(config.dream.hindsight)
+    return [name for name in names if (run.path / name).exists()]
 
 
 async def first_looks(run: RunFolder, tasks: TaskSet) -> None:

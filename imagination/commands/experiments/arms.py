@@ -20,12 +20,13 @@ from imagination.commands.evaluate import play_real
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.train import train
 from imagination.evaluation.costs import KEYS, real_costs
+from imagination.loop.origin import read_beside
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import need
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_envs import real_tasks
-from imagination.session import Session, read_beside
+from imagination.session import Session
 from imagination.settings import Config, UserError
 from imagination.settings.compose import load_on_top, remembered_overrides
 from real_envs.files import write_atomically
