@@ -128,7 +128,7 @@ class EnsembleWorldModel:
         )
 
     async def _scores(self, parsed: ParsedPrediction, leader: int, session: object) -> list[Sequence[float]]:
-        """Log-probs of the written tokens under each member, at temperature 1: ``[member][token]``."""
+        """Log-probs of the tokens under each member, at temperature 1: ``[member][token]``; 0 for a given opening."""
         ids = (*parsed.prompt, *parsed.completion.ids)
         # what was sampled at another temperature has log-probs of that one
         leader_known = self.members[leader].sampling.temperature in (0.0, 1.0)
@@ -136,7 +136,8 @@ class EnsembleWorldModel:
         async def one(m: int) -> Sequence[float]:
             if m == leader and leader_known:
                 return parsed.completion.logprobs
-            return await self._scorers[m].score(ids, len(parsed.prompt), session)
+            score = await self._scorers[m].score(ids, len(parsed.prompt) + parsed.begun, session)
+            return *[0.0] * parsed.begun, *score
 
         return list(await asyncio.gather(*(one(m) for m in range(len(self.members)))))
 

@@ -23,6 +23,7 @@ class ParsedPrediction:
     completion: Completion
     status_start: int  # index into them of the first token that reaches into the status line
     prediction: Prediction
+    begun: int = 0  # of these tokens, those of a given opening, which nobody had to find likely
 
 
 def parse_completion(
@@ -144,7 +145,7 @@ class TextWorldModel:
         answer = await self.engine.complete((*prompt, *begun), self.sampling, seed, session)
         if begun:
             answer = replace(answer, ids=(*begun, *answer.ids), logprobs=(*[0.0] * len(begun), *answer.logprobs))
-        return self._parsed(prompt, answer, start, history)
+        return replace(self._parsed(prompt, answer, start, history), begun=len(begun))
 
     def _parsed(
         self, prompt: Sequence[int], completion: Completion, start: str, history: Sequence[Turn]

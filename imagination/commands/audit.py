@@ -138,12 +138,13 @@ def check(settings: AuditSettings) -> None:
 async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
     settings = config.audit
     session = Session(config, run)
-    log, held = session.log
+    goal = config.worldmodel.goal  # it decides what dreams pay, so it says what they should have paid
+    log, held = map(goal.relabel_log, session.log)
     world = session.world_model(name=settings.world_model)
     candidates = _candidates(config, run)
     tasks, why = _real_tasks(session)
     if tasks is None:  # where nothing can be played, logged turns are all there is; few tasks have several episodes
-        held = [*held, *heldout_tasks(run)]
+        held = [*held, *goal.relabel_log(heldout_tasks(run))]
     notes = [] if held else ["The log has no held-out episodes: raise collect.validation."]
     if why:
         notes.append(why)

@@ -34,7 +34,7 @@ from imagination.learning.experience import RecordedGroups
 from imagination.loop.acting import limits_of, own_episodes, play_round, policy_folder
 from imagination.loop.choice import choose_tasks
 from imagination.loop.journal import Journal
-from imagination.loop.origin import begin, copy_folder, of_new_tasks, roots
+from imagination.loop.origin import begin, copy_folder, of_new_tasks, read_beside, roots
 from imagination.loop.refit import promote, refit_round, true_turns
 from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import check_share, most
@@ -302,7 +302,8 @@ def train_round(session: Session) -> dict[str, Any]:
             turns = most_turns if turns is None else min(max(turns, _SHORTEST), most_turns)
             settings.dream.horizon, settings.dream.horizon_shape = [[0, turns]], "steps"
         _train(session, settings, nested, recorded, policy, improved)
-    for name in ("models", "checkpoints", "log", "origin"):  # links, and what is kept elsewhere; metrics stay
+    # links, and what is kept elsewhere; metrics stay
+    for name in ("models", "checkpoints", "log", "origin", "supplements"):
         path = nested.path / name
         path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
     trained = nested.metrics("train")
@@ -325,10 +326,12 @@ def _train(
     links = {nested.model(folder.name): folder for folder in members}
     links |= {nested.log: run.log, nested.model("policy-clone"): policy}
     links |= {nested.origin: run.origin} if run.origin.exists() else {}
+    first = not run.summary["loop"]["round"] and config.loop.policy == "policy-clone" and not config.loop.origin
+    links |= {nested.path / name: run.path / name for name in read_beside(settings, run, critic=first)}
     for link, target in links.items():  # relative ones, so that a run can be moved
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
+        link.symlink_to(os.path.relpath(target, link.parent), target_is_directory=target.is_dir())
     best = max([run.summary.get("best_return", 1.0), *(t.total_reward for t in log.train)])
     nested.update({"world_model_form": run.summary.get("world_model_form", "text"), "best_return": best})
     run.update({"best_return": best})

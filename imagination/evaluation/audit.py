@@ -320,4 +320,4 @@ def _plan(env_setup: PlaySetup, prefix: str) -> list[Episode]:
 
 
 def _solved(episode: Trajectory | None) -> bool | None:
-    return None if episode is None or episode.stop.is_outage else episode.solved
+    return None if episode is None or episode.stop.is_failure else episode.solved

@@ -58,7 +58,7 @@ def looked_up(
         if 2 * len(group & tasks) <= len(tasks):
             of |= dict.fromkeys(group & tasks, min(group))
     asked = sorted(
-        ((t, k) for t in log for k, turn in enumerate(t.turns) if turn.reward is not None),
+        ((t, k) for t in log for k, turn in enumerate(t.turns) if turn.known),
         key=lambda one: derive_seed(f"looked up: {one[0].id}", one[1]),
     )[:TURNS]
     if len(set(of.values())) < 2 or not asked:

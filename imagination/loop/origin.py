@@ -12,13 +12,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from imagination.data.augmentation import HINDSIGHT
+from imagination.learning.critic import NAME as CRITIC
 from imagination.rollout.dream_env import Start, starts_from_log
 from imagination.runs.lifecycle import need
 from imagination.runs.log import ORIGIN, open_store
 from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_envs import real_tasks
 from imagination.session import Session
-from imagination.settings import UserError
+from imagination.settings import Config, UserError
 from real_envs.env import TaskSet
 from real_envs.files import read_json, write_atomically
 from real_envs.store import StoreError, TrajectoryStore
@@ -65,23 +67,36 @@ def take_over(session: Session) -> None:
         raise UserError(f"loop.origin={name} is a run of {logged}, and env={world} is played")
     for folder in (*source.model("worldmodel").parent.glob("worldmodel*"), source.model(policy)):
         copy_folder(folder, run.model("policy-clone" if folder.name == policy else folder.name))
-    if source.model(FILE).exists():
-        shutil.copy(source.model(FILE), run.model(FILE))
+    for name in read_beside(session.config, source, critic=False):
+        if name.startswith("models/"):  # supplements are of its own tasks
+            shutil.copy(source.path / name, run.path / name)
     copy_folder(source.log, run.origin)
     run.update({key: source.summary[key] for key in ("world_model_form", "best_return") if key in source.summary})
 
 
+def read_beside(config: Config, run: RunFolder, critic: bool) -> list[str]:
+    """What of a run's folder, where it is there, a training reads beside games, log, world models and policy.
+
+    ``critic``: it trains the policy that the critic of `fit-critic` was fitted for.
+    """
+    names = [f"models/{FILE}", *[f"models/{CRITIC}"] * critic]
+    names += [f"models/{config.experience}"] * bool(config.experience)
+    names += [f"supplements/{HINDSIGHT}"] * bool(config.dream.hindsight)
+    return [name for name in names if (run.path / name).exists()]
+
+
 async def first_looks(run: RunFolder, tasks: TaskSet) -> None:
-    """Writes what a reset of each training task shows; no step is taken. Raises ``UserError``: a task is one of those
-    that the origin has logged; ``EnvFailure``: the world does not answer.
+    """Writes what a reset of each training task shows; no step is taken. Raises ``UserError``: a task, perhaps a
+    held-out one, is a training task of the origin; ``EnvFailure``: the world does not answer.
     """
     known = set(TrajectoryStore.open(run.origin).tasks("train"))
     played = tasks.tasks("train")
-    if both := [task.id for task in played if task.id in known]:
-        raise UserError(
-            f"{len(both)} of {len(played)} tasks, such as {both[0]}, are tasks of loop.origin as well: set another "
-            "seed, or the env.options that tell the new ones apart"
-        )
+    for kind, some in (("tasks", played), ("held-out tasks", tasks.tasks("heldout"))):
+        if both := [task.id for task in some if task.id in known]:
+            raise UserError(
+                f"{len(both)} of {len(some)} {kind}, such as {both[0]}, are tasks of loop.origin as well: set another "
+                "seed, or the env.options that tell the new ones apart"
+            )
     env = tasks.make_env()
     try:
         shown = {task.id: (await env.reset(task, 0)).text for task in played}

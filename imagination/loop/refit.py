@@ -134,12 +134,12 @@ def log_likelihood(
 ) -> float | None:
     """Mean log-probability of a real turn, in nats: of the next observation, reward and end, given what was before.
 
-    ``None`` where no turn has a measured reward. Turns beyond the context are not asked about, but count.
+    ``None`` where no turn is known. Turns beyond the context are not asked about, but count.
     """
     turns, total = 0, 0.0
     rows = []
     for episode in episodes:
-        weights = [0.0 if turn.reward is None else 1.0 for turn in episode.turns]
+        weights = [float(turn.known) for turn in episode.turns]
         turns += int(sum(weights))
         rows += [truncate(row, context) for row in world_model_rows(chat, episode, weights, form)]
     rows = [row for row in rows if row.ce_weight.any()]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from imagination.cli import main
+from imagination.commands import audit
 from imagination.commands.audit import audited_before, run_audit
 from imagination.commands.experiments.audit_table import audit_others
 from imagination.commands.train import train
@@ -22,6 +23,7 @@ from imagination.evaluation.audit import AuditInput, LoadedPolicy, PlaySetup, me
 from imagination.evaluation.verdict import targets, verdict
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Replay, ReplayActor
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import AuditSettings, Config
 from imagination.settings.compose import load_config
 from policy.agent import LanguageModelAgent
@@ -34,6 +36,7 @@ from real_envs.worlds.textworld import TextWorldGame
 from tests.support.asking import TOKENIZER
 from tests.support.engines import CONTEXT, MODEL
 from tests.support.oracle import OracleWorldModel
+from worldmodel.goal import Goal
 from worldmodel.world_model import Prediction
 
 TURNS = 5
@@ -274,6 +277,23 @@ def test_without_a_real_environment_only_the_log_is_judged(cloned: Path, tmp_pat
     assert run_audit(tiny, run)["sets"] == found["sets"], "asked again, it says the same"
     tiny.audit.least_n = 5
     assert audited_before(tiny, run) is None  # other settings, other verdict
+
+
+def test_a_declared_goal_says_what_the_log_should_have_paid(
+    cloned: Path, tmp_path: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Predictions have its rewards; by the log's own, all that pay would be wrong."""
+    given: list[AuditInput] = []
+
+    async def noted(audit_input: AuditInput, *_: object) -> dict[str, list[str]]:
+        given.append(audit_input)
+        return {"notes": []}
+
+    monkeypatch.setattr(audit, "measure", noted)
+    tiny.worldmodel.goal = Goal(observation="You take", reward=0.5)
+    asyncio.run(audit._audit(tiny, RunFolder(Path(shutil.copytree(cloned, tmp_path / "run")), 0)))
+    for episodes in (given[0].log, given[0].held):
+        assert {turn.reward for t in episodes for turn in t.turns} == {0.0, 0.5}
 
 
 def test_settings_that_cannot_work(cloned: Path, tmp_path: Path, tiny: Config) -> None:

@@ -5,21 +5,31 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from imagination.learning.collector import NothingToLearn
 from imagination.loop.acting import round_of
-from imagination.loop.origin import roots
+from imagination.loop.origin import roots, take_over
 from imagination.loop.refit import true_turns
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
-from imagination.settings import UserError
+from imagination.settings import Config, UserError
+from real_envs.env import Task
 from real_envs.store import TrajectoryStore
-from tests.support.faults import NEW, Counted, Elsewhere
+from tests.support.faults import NEW, Counted, Elsewhere, PlantedTasks
 from tests.support.killing import assert_same_model
 from tests.support.loops import NewCorridors, loop_settings, play_in_corridors, run_loop
+
+
+class HeldOutBefore(NewCorridors):
+    """What is held out is what the origin trained on."""
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return super().tasks(split) if split == "train" else PlantedTasks.tasks(self, "train")
 
 
 def test_an_old_world_model_meets_new_tasks(cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +64,45 @@ def test_tasks_that_are_not_new_are_refused(cloned: Path, tmp_path: Path, monkey
     config.loop.origin = "nowhere"
     with pytest.raises(UserError, match=r"loop\.origin=nowhere"):
         run_loop(tmp_path / "other", config)
+    play_in_corridors(Elsewhere, monkeypatch.setattr, HeldOutBefore)
+    config.loop.origin = str(cloned)
+    with pytest.raises(UserError, match=r"2 of 2 held-out tasks, .*corridor-a.* loop\.origin"):
+        run_loop(tmp_path / "held-out", config)
+
+
+def test_rules_and_experiences_come_along(cloned: Path, tmp_path: Path) -> None:
+    old, config = Path(shutil.copytree(cloned, tmp_path / "old")), loop_settings(budget=0)
+    config.loop.origin, config.experience = str(old), "experience.json"
+    names = ("rules.json", "experience.json")
+    for name in names:
+        (old / "models" / name).write_text(name)
+    new = RunFolder(tmp_path / "new", 0)
+    take_over(Session(config, new))
+    assert [new.model(name).read_text() for name in names] == list(names)
+
+
+def test_its_training_reads_what_lies_beside_the_models(
+    cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else policies dream without the rules that everything else in the loop follows."""
+    folder, config = Path(shutil.copytree(cloned, tmp_path / "run")), loop_settings(budget=0)
+    config.experience, config.dream.hindsight = "experience.json", 0.5
+    beside = ["models/rules.json", "models/experience.json", "models/critic/critic.json", "supplements/hindsight/file"]
+    for name in beside:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    read: list[str] = []
+
+    def train(settings: Config, nested: Path, *_: object) -> None:
+        read.extend((nested / name).read_text() for name in beside)
+        raise NothingToLearn
+
+    play_in_corridors(patch=monkeypatch.setattr)
+    monkeypatch.setattr("imagination.commands.loop.train", train)
+    run_loop(folder, config)
+    assert read == beside
+    assert all((folder / name).exists() for name in beside), "links went, not what they lead to"
+    assert [path.name for path in (folder / "loop" / "round-000").iterdir()] == ["summary.json"]
 
 
 def test_it_plays_beside_learning_and_says_how_stale_that_is(

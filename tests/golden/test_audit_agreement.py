@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
+from imagination.evaluation.audit import _solved
+from real_envs.trajectory import Source, StopReason, Trajectory
 from worldmodel.evaluation.agreement import Triple, agreement_metrics, kendall_tau_b, ranks, spearman, success_metrics
 
 
@@ -44,6 +48,27 @@ def test_rank_correlations_are_those_of_scipy() -> None:
 def triple(policy: str, seed: int, dreamed: int | None, replayed: int | None, real: int | None) -> Triple:
     d, w, r = (None if v is None else bool(v) for v in (dreamed, replayed, real))
     return Triple(policy, "t", seed, d, w, r, guarded=None if d is None else False)
+
+
+def test_a_malformed_dream_is_no_loss_guarded_or_not() -> None:
+    broken = Trajectory("d", "t", "g", Source.DREAM, "p", 0, "S", (), StopReason.PREDICTION_INVALID)
+    assert _solved(broken) is None
+    assert _solved(replace(broken, stop=StopReason.TURN_LIMIT)) is False
+
+
+def test_bounds_are_those_of_what_is_measured() -> None:
+    """A share and a mean of absolute gaps are never below 0, however few tasks are drawn."""
+    chance = random.Random(0)
+    found = []
+    for seed in range(20):
+        played = []
+        for policy, task in itertools.product("pqr", range(5)):
+            real = chance.random() < 0.3
+            dreamed, replayed = real ^ (chance.random() < 0.1), real and chance.random() < 0.3
+            played.append(replace(triple(policy, task, dreamed, replayed, real), task_id=str(task)))
+        measured = agreement_metrics(played, seed)
+        found += [measured[key]["ci95"] for key in ("mean_absolute_gap", "cr_pairwise")]
+    assert all(0 <= low <= high <= 1 for low, high in filter(None, found))
 
 
 def test_success_by_hand() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from imagination.evaluation.monitors.rollout_stats import ActionStats as Speech
 from imagination.evaluation.monitors.rollout_stats import LogReference, effective, loops, measure, path
 from imagination.evaluation.monitors.word_drift import WordReference, jensen_shannon, words
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from worldmodel.rules.mine import mine_rules
 
 Said = tuple[str, float]
 
@@ -45,9 +47,10 @@ def test_what_the_log_knows() -> None:
     assert REFERENCE.paying == {("t", "take lamp"), ("u", "wave")}
     assert REFERENCE.rewards == {0.0, 0.5, 1.0}
     assert REFERENCE.shortest == {"t": 3, "u": 2}
-    turns = [Turn(action, "whatever", None, False) for action in ("Look", "go  east", "take folder")]
-    assert [REFERENCE.best[key] for key in path("t", turns)] == [0.0, 0.0, 0.0]
-    assert not {*path("u", turns)} & REFERENCE.best.keys()
+    said = (("Look", 0.0), ("go  east", 0.0), ("take folder", 0.0))
+    assert [REFERENCE.best[key] for key in path(episode("d", *said))] == [0.0, 0.0, 0.0]
+    assert not {*path(episode("d", *said, task="u"))} & REFERENCE.best.keys()
+    assert not {*path(replace(episode("d", *said), start="Another hall"))} & REFERENCE.best.keys()
     assert [REFERENCE.usual(r) for r in (1.0, 0.50004, 0.25, -1.0)] == [True, True, False, False]
 
 
@@ -156,6 +159,24 @@ def test_what_was_rejected() -> None:
     )
     assert (found.turns, found.rejected) == (2 + 1 + 1 + 2, 1 + 1 + 1)
     assert (found.groups, found.episodes) == (2, 2)
+
+
+def test_pay_that_the_guard_withheld_contradicts_nothing() -> None:
+    """Ringing pays at once, as the rules know; a dream in which it pays nothing is false, or was doubted."""
+
+    def rung(k: int, reward: float, **info: bool) -> Trajectory:
+        turns = tuple(Turn(*said, False) for said in (("wait", "Time passes.", 0.0),) * (k % 3))
+        ring = Turn("ring bell", "It rings.", reward, False, info)
+        return replace(episode(str(k), task=str(k)), id=str(k), turns=(*turns, ring))
+
+    rules = mine_rules([rung(k, 1.0) for k in range(800)])
+
+    def inconsistent(*told: Trajectory) -> int:
+        return int(measured(*told, rules=rules)[0].inconsistent)
+
+    assert inconsistent(rung(1, 1.0)) == 0
+    assert inconsistent(rung(1, 0.0)) == 1
+    assert inconsistent(rung(1, 0.0, doubted=True)) == 0
 
 
 def test_nothing_played_is_nothing_measured() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from worldmodel.evaluation.intervals import SHARE, clusters, estimate, proportion
+from worldmodel.evaluation.intervals import SHARE, Interval, clusters, estimate, proportion
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ def agreement_metrics(triples: Sequence[Triple], seed: int, guarded: bool = Fals
 
     cluster = clusters([task for task, _ in common], [f"{task}/{seed}" for task, seed in common])
 
-    def over(statistic: Callable[[np.ndarray], float | None], n: int) -> dict[str, Any]:
-        return estimate(rows, cluster, statistic, seed, n, (-1.0, 1.0)).to_json()
+    def over(statistic: Callable[[np.ndarray], float | None], n: int, bounds: Interval = (-1.0, 1.0)) -> dict[str, Any]:
+        return estimate(rows, cluster, statistic, seed, n, bounds).to_json()
 
     solved = int(sum(sum(row[many : 2 * many]) for row in rows))
     result = {
@@ -165,6 +165,6 @@ def agreement_metrics(triples: Sequence[Triple], seed: int, guarded: bool = Fals
         "planned": len({(t.task_id, t.seed) for t in triples}),
         "spearman": over(lambda total: spearman(*rates(total)), many),
         "kendall": over(lambda total: kendall_tau_b(*rates(total)), many),
-        "mean_absolute_gap": over(mean_gap, many),
+        "mean_absolute_gap": over(mean_gap, many, SHARE),
     }
-    return result if guarded else {**result, "cr_pairwise": over(pairwise, solved)}
+    return result if guarded else {**result, "cr_pairwise": over(pairwise, solved, SHARE)}

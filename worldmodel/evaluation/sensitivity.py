@@ -28,6 +28,7 @@ from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
 PER_STATE = 20  # most pairs of each kind from one state: the first states have thousands
 # an episode through the state, the index of the turn there, one turn, the other, whether the real answers are the same
 TurnPair = tuple[Trajectory, int, Turn, Turn, bool]
+_State = tuple[str, str, tuple[str, ...]]  # task, its beginning, actions so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +43,20 @@ class ActionPair:
 
 
 def action_pairs(log: Iterable[Trajectory], fresh: Iterable[Trajectory], seed: int, limit: int) -> list[TurnPair]:
-    """Pairs of turns from one state (task and actions so far), at most ``limit`` of each kind.
+    """Pairs of turns from one state (task, its beginning and actions so far), at most ``limit`` of each kind.
 
     Args:
         log: episodes that the model was trained on; they may be one side of a pair.
         fresh: episodes that it was not; the other side is a turn that only they hold.
     """
-    states: dict[tuple[str, tuple[str, ...]], dict[str, tuple[Turn, bool]]] = {}
-    way: dict[tuple[str, tuple[str, ...]], tuple[Trajectory, int]] = {}
+    states: dict[_State, dict[str, tuple[Turn, bool]]] = {}
+    way: dict[_State, tuple[Trajectory, int]] = {}
     for episodes, is_fresh in ((log, False), (fresh, True)):
         for trajectory in episodes:
             history: tuple[str, ...] = ()
             for k, turn in enumerate(trajectory.turns):
-                if turn.reward is not None:
-                    key = (trajectory.task_id, history)
+                if turn.known:
+                    key = (trajectory.task_id, trajectory.start, history)
                     way.setdefault(key, (trajectory, k))
                     states.setdefault(key, {}).setdefault(turn.action, (turn, is_fresh))
                 history = (*history, turn.action)
@@ -78,7 +79,7 @@ async def judge_pairs(model: WorldModel, pairs: Sequence[TurnPair], concurrency:
     Pairs of which one cannot be asked (it does not fit the context, or generation broke) are left out.
     """
     gate = asyncio.Semaphore(concurrency)
-    questions: dict[tuple[str, tuple[str, ...], str], Coroutine[Any, Any, tuple[bool, Prediction | None]]] = {}
+    questions: dict[tuple[_State, str], Coroutine[Any, Any, tuple[bool, Prediction | None]]] = {}
 
     async def ask(trajectory: Trajectory, k: int, action: str, session: object) -> tuple[bool, Prediction | None]:
         """Whether it was answered, and how (``None``: malformed)."""
@@ -96,16 +97,15 @@ async def judge_pairs(model: WorldModel, pairs: Sequence[TurnPair], concurrency:
     keys = []
     for trajectory, k, one, other, _ in pairs:
         state = tuple(turn.action for turn in trajectory.turns[:k])
-        both = [(trajectory.task_id, state, turn.action) for turn in (one, other)]
+        both = [((trajectory.task_id, trajectory.start, state), turn.action) for turn in (one, other)]
         keys.append(both)
         for key, turn in zip(both, (one, other), strict=True):
             if key not in questions:
                 questions[key] = ask(trajectory, k, turn.action, ("audit-pair", len(questions)))
     answers = dict(zip(questions, await asyncio.gather(*questions.values()), strict=True))
     return [
-        ActionPair(t.task_id, f"{t.task_id}/{state}", (one.action, other.action), same, (answers[a][1], answers[b][1]))
+        ActionPair(t.task_id, str(a[0]), (one.action, other.action), same, (answers[a][1], answers[b][1]))
         for (t, _, one, other, same), (a, b) in zip(pairs, keys, strict=True)
-        for state in [" > ".join(a[1])]
         if answers[a][0] and answers[b][0]
     ]
 

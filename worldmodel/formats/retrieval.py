@@ -43,7 +43,7 @@ def _marked(action: str) -> list[str]:
 
 
 class TransitionIndex:
-    """The distinct transitions of a log, and who had them; without turns whose reward nobody measured, as in training.
+    """The distinct transitions of a log, and who had them; without turns that are not known, as in training.
 
     Raises:
         ValueError: the log has no such turn.
@@ -59,7 +59,7 @@ class TransitionIndex:
         for trajectory in log:
             seen = trajectory.start
             for turn in trajectory.turns:
-                if turn.reward is not None:
+                if turn.known:
                     key = (trajectory.start, seen, turn.action, turn.observation, turn.reward, turn.terminated)
                     at = where.setdefault(key, len(owners))
                     if at == len(owners):
@@ -68,7 +68,7 @@ class TransitionIndex:
                     owners[at].add(trajectory.id)
                 seen = turn.observation
         if not self.transitions:
-            raise ValueError("nothing to retrieve from: no turn of the log has a reward")
+            raise ValueError("nothing to retrieve from: no turn of the log has an answer and a reward")
         self._owners = owners
         self._owned: dict[str, list[int]] = {}
         for at, names in enumerate(owners):

@@ -18,6 +18,7 @@ from worldmodel.rules.templates import blank, fill, words
 _QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _ELEMENT = re.compile(rf"(?P<head>\s*\[(?P<id>[\w-]+)\] (?P<role>[\w-]+)(?: (?P<name>{_QUOTED}))?)(?P<rest>(?: .*)?)")
 _ATTRIBUTE = re.compile(rf" ([\w-]+)(=(?:{_QUOTED}|[^\s'\"]+))?")
+_OTHERWISE = re.compile(r"""['"\\]|^\s|\s$""")  # quotes, and blanks at the ends, which pages may trim
 _LEAST = 20  # turns with a notice
 _SHARE = 0.5  # of a log's observations that must have elements
 
@@ -159,8 +160,11 @@ def _change(
 
 
 def apply(change: Change, page: str, fillers: Sequence[str]) -> str | None:
-    """The page after such a change; ``None`` where it cannot be made: no such element, or nothing to change."""
-    if not page:
+    """The page after such a change; ``None`` where it cannot be made: no such element, or nothing to change, or a
+    filler that the page would write in other ways.
+    """
+    written = [filler for slot, filler in enumerate(fillers, start=1) if f"{{{slot}}}" in change.sets]
+    if not page or (change.slot and any(map(_OTHERWISE.search, written))):
         return None
     if not change.slot:
         notice = fill(change.sets, fillers)

@@ -3,11 +3,11 @@
 Few logs say which actions were refused, and a list of phrases would hold for one parser only. So an answer is taken for
 a refusal by what follows from it, in a world that is a function of its commands:
 
-1. *Nothing follows from it.* Let a state be a task and the actions so far. Where the log holds an action b both after a
-   state and after the same state and one more action a, the two answers to b are compared. Were they ever different,
-   a's answer told of a change. An answer *pattern* (the words of the action masked, so that "You have to unlock the
-   safe first" is one pattern for every container) is inert where it has been compared at least five times and at most
-   2 % of those differed. It never paid and never ended anything.
+1. *Nothing follows from it.* Let a state be a task, its beginning and the actions so far. Where the log holds an action
+   b both after a state and after the same state and one more action a, the two answers to b are compared. Were they
+   ever different, a's answer told of a change. An answer *pattern* (the words of the action masked, so that "You have
+   to unlock the safe first" is one pattern for every container) is inert where it has been compared at least five times
+   and at most 2 % of those differed. It never paid and never ended anything.
 2. *The action wanted something.* Looking around is inert as well, and no refusal. A verb (first word) is effective if
    one of its answers paid, ended the episode or was followed by a difference. An inert pattern is a refusal if, among
    the turns compared, it answers an effective verb ("You can't go that way.") or at least three different first words
@@ -25,13 +25,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from real_envs.trajectory import Trajectory, Turn
+from real_envs.trajectory import NO_ANSWER, Trajectory, Turn
 
 COMPARED = 5  # fewer comparisons than this say nothing about a pattern
 TOLERATED = 0.02  # share of comparisons that may differ in an inert pattern
 FIRST_WORDS = 3  # an inert answer to this many different first words refuses, whatever the verbs do elsewhere
 _WORD = re.compile(r"[\w']+")
 _Answer = tuple[str, float | None, bool]
+_Task = tuple[str, str]  # and its beginning
 
 
 def pattern(action: str, observation: str) -> str:
@@ -65,7 +66,7 @@ def learn_refusals(log: Iterable[Trajectory]) -> Refusals:
     verbs: dict[str, set[str]] = {}  # by pattern, where it was compared
     consequential: set[str] = set()
     effective: set[str] = set()
-    after: dict[tuple[str, tuple[str, ...]], set[str]] = {}
+    after: dict[tuple[_Task, tuple[str, ...]], set[str]] = {}
     for task, history, action in answers:
         after.setdefault((task, history), set()).add(action)
     for (task, history, action), (observation, reward, end) in answers.items():
@@ -93,13 +94,14 @@ def learn_refusals(log: Iterable[Trajectory]) -> Refusals:
     return Refusals(frozenset(frequent | declared))
 
 
-def _answers(episodes: Sequence[Trajectory]) -> dict[tuple[str, tuple[str, ...], str], _Answer]:
+def _answers(episodes: Sequence[Trajectory]) -> dict[tuple[_Task, tuple[str, ...], str], _Answer]:
     """(task, actions so far, action) -> answer; the first one where the world answered in several ways."""
-    answers: dict[tuple[str, tuple[str, ...], str], _Answer] = {}
+    answers: dict[tuple[_Task, tuple[str, ...], str], _Answer] = {}
     for trajectory in episodes:
         history: tuple[str, ...] = ()
         for turn in trajectory.turns:
-            answers.setdefault((trajectory.task_id, history, turn.action), answer(turn))
+            if NO_ANSWER not in turn.info:
+                answers.setdefault(((trajectory.task_id, trajectory.start), history, turn.action), answer(turn))
             history = (*history, turn.action)
     return answers
 

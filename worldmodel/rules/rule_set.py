@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from real_envs.files import read_json, write_json
 from real_envs.trajectory import Trajectory, Turn
@@ -16,7 +16,6 @@ from worldmodel.rules.invariants import Invariant, mend, opening_of
 from worldmodel.rules.refusals import Refusals
 from worldmodel.rules.templates import ANY, Action, Templates
 
-T = TypeVar("T", Rule, Invariant)
 FILE = "rules.json"
 VERSION = 1
 _SESSIONS = 512  # episodes whose words are kept
@@ -42,10 +41,7 @@ class RuleSet:
 
     def __init__(self, language: Language, rules: Sequence[Rule], invariants: Sequence[Invariant] = ()) -> None:
         self.language, self.rules, self.invariants = language, tuple(rules), tuple(invariants)
-        self._by_template: dict[str, list[Rule]] = {}
         self._invariants: dict[str, list[Invariant]] = {}
-        for rule in self.rules:
-            self._by_template.setdefault(rule.template, []).append(rule)
         for invariant in self.invariants:
             self._invariants.setdefault(invariant.template, []).append(invariant)
         self._episodes: dict[object, tuple[str, list[Turn], EpisodeText]] = {}
@@ -62,7 +58,11 @@ class RuleSet:
         return self._first([r for r in self._of(action) if r.reward is None], start, history, action, session)
 
     def _of(self, action: str) -> Sequence[Rule]:
-        return _of(self._by_template, self.language.templates.read(action))
+        """The rules of its template, and of any action that names something, in their order: a later one was perhaps
+        judged only where no earlier one answers."""
+        read = self.language.templates.read(action)
+        names = (read.template, ANY) if read.fillers else (read.template,)
+        return [rule for rule in self.rules if rule.template in names]
 
     def _first(
         self, rules: Sequence[Rule], start: str, history: Sequence[Turn], action: str, session: object
@@ -168,7 +168,7 @@ class RuleSet:
         return RuleSet(language, rules, invariants)
 
 
-def _of(by_template: Mapping[str, list[T]], action: Action) -> Sequence[T]:
+def _of(by_template: Mapping[str, list[Invariant]], action: Action) -> Sequence[Invariant]:
     """What is known of actions of its template, and then of any action that names something."""
     return [*by_template.get(action.template, ()), *(by_template.get(ANY, ()) if action.fillers else ())]
 

@@ -71,15 +71,16 @@ class Action:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The fillers as they were written, in upper and lower case."""
+        """The fillers as they were written, in upper and lower case, with all blanks between quotes."""
         match = _surface_pattern(self.template).fullmatch(self.text.strip()) if self.fillers else None
         return match.groups() if match else self.fillers
 
 
 @lru_cache(maxsize=1024)
 def _surface_pattern(template: str) -> re.Pattern[str]:
-    tokens = (r"(.+?)" if _SLOT.fullmatch(token) else re.escape(token) for token in template.split())
-    return re.compile(r"\s*".join(tokens), flags=re.IGNORECASE)
+    tokens = re.sub(r"""(?<=['"]) (?=\{\d\})|(?<=\d\}) (?=['"])""", "", template).split()
+    parts = ("(.+?)".join(map(re.escape, re.split(r"\{\d\}", token))) for token in tokens)
+    return re.compile(r"\s*".join(parts), flags=re.IGNORECASE)
 
 
 @lru_cache(maxsize=1024)

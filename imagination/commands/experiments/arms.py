@@ -20,6 +20,7 @@ from imagination.commands.evaluate import play_real
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.train import train
 from imagination.evaluation.costs import KEYS, real_costs
+from imagination.loop.origin import read_beside
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import need
 from imagination.runs.machine import give_back_memory
@@ -49,13 +50,14 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     start = RunFolder(source, config.seed)
     need(start.model("policy-clone"), "clone")
     members = [f"models/{path.name}" for path in sorted(source.glob("models/worldmodel*"))]
-    members += [f"models/{name}" for name in ("critic", FILE) if start.model(name).exists()]
+    members += read_beside(config, start, critic=True)
     origin = hash_of(source, ["models/policy-clone", *members])
     run = RunFolder(there, config.seed, f"{fingerprint(config)}/{origin}")
     if run.summary.get("done", {}).get("arm") == run.settings:
         return dict(run.summary["arm"])
     shared = [name for name in SHARED if name != "tokenizer" or (source / name).exists()]  # a checkpoint has its own
-    _copy(source, there, (*shared, *members), outdated=("checkpoints", "models/critic", f"models/{FILE}"))
+    outdated = ("checkpoints", "models/critic", f"models/{FILE}", "supplements")
+    _copy(source, there, (*shared, *members), outdated)
     run.update({key: start.summary[key] for key in ("world_model_form", "best_return") if key in start.summary})
     train(config, there)
     result = asyncio.run(_play(config, run, "policy"))

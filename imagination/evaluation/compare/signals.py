@@ -25,9 +25,9 @@ from worldmodel.evaluation.signals import (
 from worldmodel.evaluation.transitions import Judged, judge
 from worldmodel.formats.full import FullObservation
 from worldmodel.formats.retrieval import TransitionIndex
+from worldmodel.goal import GoalWorldModel
 from worldmodel.rules.refusals import Refusals, learn_refusals
-from worldmodel.rules.world_model import DeclaredAnswers, RuledWorldModel
-from worldmodel.world_model import LanguageWorldModel
+from worldmodel.world_model import LanguageWorldModel, WorldModelWrapper
 
 EPISODES = 150  # at most, whose actions are answered
 
@@ -54,6 +54,8 @@ async def signal_table(
     what was done, or the other way round.
     """
     run, settings, log = session.run, session.config.worldmodel, session.log
+    goal, held = settings.goal, settings.goal.relabel_log(log.held)
+    unseen = goal.relabel_log(unseen)
     signals: list[Signal] = [
         Recorded("likelihood", "confidence"),
         Recorded("outcome likelihood", "outcome_confidence"),
@@ -64,15 +66,18 @@ async def signal_table(
     if (rules := rules_of(run)) is not None:
         signals.append(Violations(rules))
     plain = world
-    while isinstance(plain, RuledWorldModel | DeclaredAnswers):
+    while isinstance(plain, WorldModelWrapper):
         plain = plain.model
-    if log.held and settings.kind == "text" and not settings.facts and not settings.reasoning_tokens:
+    plain = GoalWorldModel(plain, goal) if goal.declared else plain
+    if held and settings.kind == "text" and not settings.facts and not settings.reasoning_tokens:
         model, chat = load_model(run.model("worldmodel"), "fit-world-model", settings)
         states = AnswerStates(model, chat, FullObservation())
-        taught = await judge(plain.at_temperature(1.0), log.held[:EPISODES])
-        head = Discriminator.fit(states, log.held, taught)
+        taught = await judge(plain.at_temperature(1.0), held[:EPISODES])
+        head = Discriminator.fit(states, held, taught)
         signals += [head] if head is not None else []
-    answers, refusals = _answers(unseen, await judge(world, unseen[:EPISODES]), learn_refusals(log.train))
+    answers, refusals = _answers(
+        unseen, await judge(world, unseen[:EPISODES]), learn_refusals(goal.relabel_log(log.train))
+    )
     judged_on = {"replays": dreamed_turns(pairs), "answers": answers, "refusals": refusals}
     rows = [
         {"on": on, **row}

@@ -38,10 +38,10 @@ class Probe:
         return settings.real_episodes > 0 and (update + 1) % settings.every == 0
 
     def play(self, update: int, agent: LanguageModelAgent) -> tuple[int, int]:
-        """Solved and played episodes, dealt to the training games in turn. Episodes that broke count as neither."""
+        """Solved and played episodes, dealt to the games that are trained in. Episodes that broke count as neither."""
         before = real_interaction()
         tasks, config = self._session.tasks(), self._session.config
-        known = tasks.tasks("train")
+        known = tasks.tasks(config.train.tasks)
         episodes = [
             Episode(f"probe/{update}/{k}", known[k % len(known)], "probe", derive_seed("probe", self._seed, update, k))
             for k in range(self._settings.real_episodes)

@@ -49,7 +49,7 @@ class LogReference:
         lengths: dict[str, list[int]] = defaultdict(list)
         for t in log:
             paid = set()
-            for turn, key in zip(t.turns, path(t.task_id, t.turns), strict=True):
+            for turn, key in zip(t.turns, path(t), strict=True):
                 if turn.reward is None:
                     continue
                 if key in visits:
@@ -88,10 +88,11 @@ class LogReference:
         return any(abs(reward - known) <= RETURN_ROUNDING for known in self.rewards)
 
 
-def path(task_id: str, turns: Sequence[Turn]) -> list[bytes]:
-    """A digest for each turn, of the task and all actions up to it: a long log has many long beginnings."""
-    digests, digest = [], hashlib.blake2b(task_id.encode(), digest_size=16).digest()
-    for turn in turns:
+def path(t: Trajectory) -> list[bytes]:
+    """A digest for each turn, of task, first text and all actions up to it: a long log has many long beginnings."""
+    first = f"{t.task_id}\0{t.start}".encode("utf-8", "replace")
+    digests, digest = [], hashlib.blake2b(first, digest_size=16).digest()
+    for turn in t.turns:
         action = plain(turn.action).encode("utf-8", "replace")
         digest = hashlib.blake2b(digest + action, digest_size=16).digest()
         digests.append(digest)
@@ -189,9 +190,11 @@ def measure(
 
 
 def _inconsistent(t: Trajectory, rules: RuleSet) -> int:
-    """Turns that contradict their dream, but for those whose answers were made useless on purpose."""
+    """Turns that contradict their dream, but for those whose answers were made useless on purpose, and rejected ones,
+    whose pay the guard withheld."""
     kinds = contradictions_of(t, rules)  # none of a last turn that the guard rejected
-    return sum(kind is not None and not turn.info.get(NOISE) for kind, turn in zip(kinds, t.own_turns, strict=False))
+    pairs = zip(kinds, t.own_turns, strict=False)
+    return sum(kind is not None and not (turn.info.get(NOISE) or turn.info.get("doubted")) for kind, turn in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +211,7 @@ class _Payment:
 
 def _payments(t: Trajectory, log: LogReference) -> list[_Payment]:
     payments = []
-    for k, key in enumerate(path(t.task_id, t.turns)):
+    for k, key in enumerate(path(t)):
         action, reward, real = plain(t.turns[k].action), t.turns[k].reward or 0.0, log.best.get(key)
         if k >= t.prefix_turns and reward > RETURN_ROUNDING:
             paying = log.paying_words.get(t.task_id, set())

@@ -15,6 +15,7 @@ from imagination.evaluation.monitors.rollout_stats import LogReference
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError
+from real_envs.env import Task
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 
@@ -146,6 +147,30 @@ def test_a_state_of_an_earlier_version_is_no_riddle(make: Make, tmp_path: Path) 
     torch.save({"callbacks": {watch.state_key: old}}, state)
     with pytest.raises(UserError, match=r"train\.ckpt .*earlier version.*delete it"):
         watch.resume(str(state))
+
+
+def test_a_probe_plays_the_games_that_are_trained_in(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not those that ``train.tasks`` leaves alone."""
+    played: list[str] = []
+
+    class Tasks:
+        make_env = None
+
+        def tasks(self, split: str) -> list[Task]:
+            return [Task(f"{split}-1")]
+
+        async def close(self) -> None: ...
+
+    async def play_all(episodes: list[Any], *_: Any, **__: Any) -> list[Trajectory]:
+        played.extend(episode.task.id for episode in episodes)
+        return []
+
+    monkeypatch.setattr("imagination.evaluation.monitors.monitor.play_all", play_all)
+    monkeypatch.setattr(Session, "tasks", lambda *_: Tasks())
+    probe = make(real_episodes=2)[0].probe
+    probe._session.config.train.tasks = "heldout"
+    assert probe.play(0, None) == (0, 0)  # type: ignore[arg-type]
+    assert played == ["heldout-1", "heldout-1"]
 
 
 def test_the_last_look_plays_no_probe(make: Make) -> None:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from imagination.evaluation.compare import signals
 from imagination.evaluation.compare.pairs import consistency, outcome, pair_json, pair_up, statistics
 from imagination.report.compare_text import pair_view
-from real_envs.trajectory import Source, StopReason, Turn
+from imagination.runs.run_folder import RunFolder
+from imagination.session import Log
+from imagination.settings import Config
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.comparisons import episode
+from tests.support.scripted import Answering
+from worldmodel.goal import Goal, GoalWorldModel
+from worldmodel.rules.world_model import DeclaredAnswers
+from worldmodel.world_model import PredictionInvalid
 
 HALL, CAT, RAT = (Turn("go", text, 0.0, False, {"confidence": 0.5}) for text in ("A hall.", "A cat.", "A rat."))
 THE_CAT = Turn("go", "The cat!", 0.0, False)
@@ -20,6 +32,28 @@ WIN = Turn("go", "You win.", 1.0, True)
 
 def pair(dream: list[Turn], real: list[Turn], stop: StopReason | None = None, end: StopReason | None = None):  # type: ignore[no-untyped-def]
     return pair_up("p", "dream", "train", episode("d", dream, stop=stop), episode("r", real, Source.REAL, stop=end))
+
+
+def test_a_head_is_taught_by_plain_answers_and_judged_by_the_declared_goal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[Any, list[Trajectory]]] = []
+
+    async def judge(model: Any, log: list[Trajectory]) -> list[Any]:
+        asked.append((model, log))
+        return []
+
+    monkeypatch.setattr(signals, "judge", judge)
+    monkeypatch.setattr(signals, "load_model", lambda *_: (None, None))
+    config, log = Config(), [episode("r", [HALL, WIN], Source.REAL)]
+    config.worldmodel.goal = goal = Goal(observation="win", reward=0.5)
+    session: Any = SimpleNamespace(config=config, run=RunFolder(tmp_path, 0), log=Log(log, log))
+    plain = Answering(lambda *_: PredictionInvalid("nobody asks"))
+    world = GoalWorldModel(DeclaredAnswers(plain, "schema", lambda *_: None), goal)
+    asyncio.run(signals.signal_table(session, [], log, world))
+    (taught, held), (judged, unseen) = asked
+    assert (type(taught), taught.model, judged) == (GoalWorldModel, plain, world)
+    assert [[turn.reward for t in some for turn in t.turns] for some in (held, unseen)] == [[0.0, 0.5]] * 2
 
 
 def test_statistics_by_hand() -> None:

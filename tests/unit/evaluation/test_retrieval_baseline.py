@@ -12,7 +12,7 @@ from imagination.commands import import_logs
 from imagination.commands.import_logs import coverage_lines
 from imagination.evaluation.retrieval_baseline import looked_up, tasks_to_look_at
 from real_envs.store import TrajectoryStore
-from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from real_envs.trajectory import NO_ANSWER, Source, StopReason, Trajectory, Turn
 from tests.support.coverage import cover_log
 
 
@@ -59,6 +59,10 @@ def test_nothing_to_ask_is_not_zero() -> None:
     assert looked_up([reading("a")], []) is None
     unpaid = [replace(e, turns=tuple(replace(t, reward=None) for t in e.turns)) for e in map(reading, "ab")]
     assert looked_up(unpaid, []) is None
+    cut = [replace(e, turns=(*e.turns, Turn("wait", "", 0.0, False, {NO_ANSWER: 1.0}))) for e in map(reading, "ab")]
+    found = looked_up(cut, [])
+    assert found is not None
+    assert found["exact"]["n"] == 4, "nobody answered the last action"
     assert looked_up([], []) is None
 
 

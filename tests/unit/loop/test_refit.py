@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from policy.lm.backbone import build_model
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
-from real_envs.trajectory import Owner
+from real_envs.trajectory import NO_ANSWER, Owner, Turn
 from tests.support.tiny import logged_episode
 from worldmodel.formats.full import FullObservation, episode_tokens
 
@@ -55,3 +56,6 @@ def test_the_log_likelihood_of_a_turn_is_that_of_a_plain_loop() -> None:
         found = log_likelihood(model, chat, FullObservation(), episodes, 256, micro)
         assert found == pytest.approx(total / turns, rel=1e-4)
     assert log_likelihood(model, chat, FullObservation(), [], 256, 64) is None
+    cut = Turn("look", "", 0.0, False, {NO_ANSWER: 1.0})
+    episodes = [replace(t, turns=(*t.turns, cut)) for t in episodes]
+    assert log_likelihood(model, chat, FullObservation(), episodes, 256, 64) == pytest.approx(total / turns, rel=1e-4)

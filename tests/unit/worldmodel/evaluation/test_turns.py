@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.lm.engine import ContextFull, EngineFailure
-from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from real_envs.trajectory import NO_ANSWER, Source, StopReason, Trajectory, Turn
 from tests.support.scripted import Answering
 from worldmodel.evaluation.calibration import reliability
 from worldmodel.evaluation.dreams import drift_metrics, horizon, roll
@@ -203,6 +204,16 @@ def test_a_call_with_other_arguments_is_the_same_verb() -> None:
     assert learn_refusals(log).patterns == frozenset()
 
 
+def test_one_task_may_begin_in_several_ways() -> None:
+    """Else what follows from an action would be read off another beginning; a last action may have no answer."""
+    cut = Turn("take lamp", "", 0.0, False, {NO_ANSWER: 1.0})
+    open_ = [episode(" ".join(way), *attic(("open door", *way))[1:]) for way in itertools.product(WORDS, repeat=3)]
+    open_ = [replace(t, start="OPEN") for t in open_]
+    cuts = [replace(t, turns=(*t.turns[:k], cut)) for t in ATTIC for k in range(4)]
+    found = learn_refusals([*cuts, *(t for pair in zip(ATTIC, open_, strict=False) for t in pair), *ATTIC])
+    assert found == learn_refusals(ATTIC)
+
+
 def test_a_log_without_shared_beginnings_teaches_no_refusal() -> None:
     assert learn_refusals([episode("a", ("go east", "You can't go that way."))]).patterns == frozenset()
 
@@ -253,6 +264,9 @@ def test_pairs_have_one_state_and_one_fresh_side() -> None:
     found = {(one.action, other.action, same) for _, _, one, other, same in action_pairs(LOG, FRESH, 0, 10)}
     assert found == {("a", "c", True), ("b", "c", False)}
     assert action_pairs(LOG, [], 0, 10) == []
+    assert action_pairs(LOG, [replace(FRESH[0], start="ELSEWHERE")], 0, 10) == [], "another state"
+    cut = episode("cut", Turn("c", "", 0.0, False, {NO_ANSWER: 1.0}))
+    assert action_pairs(LOG, [cut], 0, 10) == [], "nobody answered"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import bm25s
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
-from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
+from real_envs.trajectory import NO_ANSWER, Owner, Source, StopReason, Trajectory, Turn
 from tests.support.scripted import Says
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import episode_tokens
@@ -48,6 +49,13 @@ def test_the_most_similar_transitions_come_first() -> None:
     assert found.turn.action == "sing"  # one word of the command decides against the same words of the place
     assert index.similar("?", "!", "...", 3, frozenset()) == []  # no word, nothing similar
     assert index.similar("xyzzy", "plugh", "frotz", 3, frozenset()) == []
+
+
+def test_a_turn_that_nobody_answered_is_no_transition() -> None:
+    cut = Turn("sing", "", 1.0, False, {NO_ANSWER: 1.0})
+    whole = episode("one", TAKE)
+    index = TransitionIndex([replace(whole, turns=(*whole.turns, cut))])
+    assert [t.turn.action for t in index.transitions] == ["take lamp"]
 
 
 def test_an_episode_is_never_shown_its_own_transitions() -> None:

@@ -16,6 +16,7 @@ from worldmodel.rules.invariants import OUTCOME, Invariant
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.pages import Change, apply, describe, find_notices, page_of, read_element
 from worldmodel.rules.rule_set import RuleSet, check_rules
+from worldmodel.rules.templates import Action
 from worldmodel.rules.world_model import RuledWorldModel
 from worldmodel.world_model import Prediction
 
@@ -94,6 +95,8 @@ def test_a_filler_is_written_as_it_was_said(rules: RuleSet) -> None:
     assert answer is not None
     assert "[5] textbox '' value='QaZ'" in answer.observation
     assert answer.observation.startswith("[1]"), "the goal is no part of the page"
+    assert rules.answer(played(2000, 0).start, (), "fill('5', ' QaZ')") is None
+    assert Action("fill ( ' {1} ' , ' {2} ' )", ("5", "qaz"), "fill( '5','QaZ  ' )").written == ("5", "QaZ  ")
 
 
 CONFUSED = Answering(lambda *_: Prediction("[1] link 'Elsewhere'", 1.0, True, 0.5, 0.5))  # another page, and it pays
@@ -142,6 +145,8 @@ def test_a_change_touches_what_it_says_and_is_read_back(change: Change, fillers:
         (Change(1, "", "checked"), ("6",)),  # it is not
         (Change(1, "checked"), ("9",)),  # it is not there
         (Change(1, "value='{2}'", named="{2} picked"), ("4", "Rum")),  # nothing has that name
+        (Change(1, "value='{2}'"), ("4", r"O\'Brien")),  # a page may write it in other quotes
+        (Change(1, "value='{2}'"), ("4", " x")),  # or without the blank
     ],
 )
 def test_a_change_that_cannot_be_made_is_none(change: Change, fillers: tuple[str, ...]) -> None:

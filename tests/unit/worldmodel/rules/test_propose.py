@@ -72,6 +72,14 @@ def test_what_the_evidence_says_is_counted_and_never_believed(fewer: RuleSet) ->
     assert holding(fewer, rules, LOG) == []
 
 
+def test_a_proposal_answers_only_where_no_earlier_rule_does(fewer: RuleSet) -> None:
+    """It was judged there alone."""
+    proposed, _ = read_proposals(fewer, f"{json.dumps(WALL | {'template': ANY, 'conditions': []})}\n{json.dumps(WALL)}")
+    answer = RuleSet(fewer.language, proposed).answer(LOG[0].start, (), "go nowhere")
+    assert answer is not None
+    assert answer.rule == proposed[0]
+
+
 def test_it_is_shown_turns_that_no_rule_answers(fewer: RuleSet) -> None:
     for episode, k in unanswered_turns(fewer, LOG)[::50]:
         assert fewer.answer(episode.start, episode.turns[:k], episode.turns[k].action) is None
