@@ -50,6 +50,7 @@ _ABOUT = (
 )
 _ABOUT += " tool_call_ids cache_control extra extras info timing raw_data token_ids thinking_blocks error meta _meta"
 _NO_PARTS = frozenset(_ABOUT.split())  # fields with lists and objects that are no part of what was said
+_IDS = ("call_id", "tool_call_id", "tool_use_id", "toolUseId", "toolCallId", "id")  # of calls
 _REDACTED = "redacted-by-litellm"  # what LiteLLM writes in place of a text
 _BESIDE = (
     "image",
@@ -92,7 +93,8 @@ class Parts:
     """What a message says.
 
     Attributes:
-        called: it calls a tool.
+        calls: the ids of its calls; "" where one is unknown.
+        answered: the ids of the calls that its texts answer, by the numbers of these.
         unfinished: it breaks off within a thought.
         error: it says of itself that it is the answer of a tool that failed.
         left_out: parts that are no text, by their kind.
@@ -100,7 +102,8 @@ class Parts:
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    called: bool = False
+    calls: list[str] = field(default_factory=list)
+    answered: dict[int, str] = field(default_factory=dict)
     unfinished: bool = False
     error: bool = False
     left_out: Counter[str] = field(default_factory=Counter)
@@ -108,6 +111,16 @@ class Parts:
     @property
     def text(self) -> str:
         return "\n".join(text for text in self.texts if text)
+
+    @property
+    def said(self) -> list[tuple[str, str | None]]:
+        """Its texts, each with the id of the call that it answers."""
+        return [(text, self.answered.get(i)) for i, text in enumerate(self.texts)]
+
+    def answers(self, begin: int, call: str) -> None:
+        """The texts from the one of number ``begin`` on are the answer to a call."""
+        self.texts[begin:] = ["\n".join(filter(None, self.texts[begin:]))]
+        self.answered[begin] = call
 
     def add(self, text: str, acts: bool) -> None:
         """Text that somebody said; thoughts in it are apart if it is the agent."""
@@ -139,6 +152,8 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
     acts = speaker == AGENT
     if isinstance(content, str) and message.keys() <= _PLAIN and content != _REDACTED:  # most messages
         parts.add(content, acts)
+        if speaker == WORLD and role != "user":
+            parts.answers(0, _id_of(message))
         return speaker, parts
     if acts:
         thought = next((message[key] for key in _REASONS if message.get(key)), "")
@@ -160,13 +175,15 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
             parts.texts.append(message["refusal"])
         for call, where in calls_of(message, at):
             parts.texts.append(written_call(call, where))
-            parts.called = True
+            parts.calls.append(_id_of(call))
             parts.left_out["unparsed arguments"] += isinstance(call, dict) and bool(call.get("parse_error"))
     elif speaker == WORLD and (error := message.get("error")):
         parts.error = True
         text = error.get("message") if isinstance(error, dict) else error
         if isinstance(text, str) and text not in parts.text:
             parts.add(text, False)
+    if speaker == WORLD and role != "user" and not parts.answered:
+        parts.answers(0, _id_of(message))
     failed = message.get("is_error") is True or message.get("isError") is True or message.get("status") == "error"
     parts.error |= speaker == WORLD and failed
     for key, value in message.items():
@@ -260,6 +277,12 @@ def _arguments(value: Any) -> str:
     return "" if inner is None else json.dumps(inner, ensure_ascii=False)
 
 
+def _id_of(part: Any) -> str:
+    """The id of a call, or of the call that an answer is to; "" where it is unknown."""
+    ids = (part[key] for key in _IDS if key in part and isinstance(part[key], str)) if isinstance(part, dict) else ()
+    return next(filter(None, ids), "")
+
+
 def _kind(part: Mapping[str, Any]) -> Any:
     kind = part.get("type")
     named = (key for key in (*_BEDROCK, *_ALONE) if part.get(key) is not None and (key in _BEDROCK or len(part) == 1))
@@ -299,10 +322,12 @@ def _add(part: Mapping[str, Any], at: str, parts: Parts, acts: bool) -> None:
         parts.thoughts += _thoughts(inner, at, parts)
     elif kind in _CALLS and acts:
         parts.texts.append(written_call(inner, at))
-        parts.called = True
+        parts.calls.append(_id_of(inner))
     elif kind in _ANSWERS and not acts:
         parts.error |= inner.get("is_error") is True or inner.get("status") == "error"
+        begin = len(parts.texts)
         _add_content(_answer(inner), f"{at}.content", parts, False)
+        parts.answers(begin, _id_of(inner))
     elif kind == "document" and (text := _plain_document(inner.get("source") or inner.get("document"))):
         parts.texts.append(text)
     elif kind in ("search_result", "tool_reference"):  # in the answers of Anthropic's tools

@@ -210,13 +210,13 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             dialogue.left_out.update(parts.left_out)
         own_calls = calls_of(value, at) if role == "user" else []
         if speaker == AGENT:
-            names |= {str(value["name"])} if value.get("name") else set()
-            dialogue.act(parts.text, parts.thoughts)
+            names |= {str(value["name"])} if value.get("name") and "role" in value else set()
+            dialogue.act(parts.text, parts.thoughts, parts.calls)
             last, message = parts, value
         elif speaker != SYSTEM or dialogue.turns or reading.system:
             dialogue.left_out["call of the user's own tool"] += len(own_calls)
             if not own_calls or parts.text:
-                dialogue.answer(parts.text, parts.error)
+                dialogue.answer(parts.text, parts.error, parts.said)
         earned = value.get("reward")
         if earned is not None and (isinstance(earned, bool) or not isinstance(earned, int | float)):
             raise FieldError(f"{at}.reward", f"is {earned!r:.40}, not a number")
@@ -233,7 +233,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         stop = StopReason.CONTEXT_LIMIT
     stop = dialogue.end(
         stop,
-        last.called,
+        bool(last.calls),
         judged=reward is not None or fields.get("success") is not None or (message or {}).get("ends") is True,
     )
     turns = dialogue.turns
