@@ -23,6 +23,7 @@ _NAMES = {
     SYSTEM: "system developer systemmessage",
 }
 SPEAKERS = {name: speaker for speaker, names in _NAMES.items() for name in names.split()}
+_USERS = ("user", "human", "humanmessage")  # of the world, those that answer no call
 ITEMS = {  # of OpenAI's Responses API, which have a type in place of a role
     **dict.fromkeys(("reasoning", "function_call", "custom_tool_call"), AGENT),
     **dict.fromkeys(("function_call_output", "custom_tool_call_output"), WORLD),
@@ -82,7 +83,10 @@ def _around(marks: Mapping[str, str], begin: str = "") -> list[str]:
 _THOUGHT = re.compile("|".join((*_around(_MARKS), *_around(_FIRST, r"\A\s*"), _HARMONY.pattern)), re.DOTALL | re.I)
 # how a text begins with a thought
 THINKS = re.compile(rf"\s*({'|'.join(map(re.escape, (*_MARKS, *_FIRST)))}|<\|channel\|>analysis)", re.I)
-_CLOSED, _OPENED = (re.compile("|".join(map(re.escape, marks)), re.I) for marks in (_MARKS.values(), _MARKS))
+_FIRSTS, _LASTS = ("|".join(map(re.escape, marks)) for marks in (_MARKS, _MARKS.values()))
+# of a mark without the other: at the beginning, or at the edge of a line, for texts may speak of marks, too
+_OPENED = re.compile(rf"\A\s*(?:{_FIRSTS})|^[^\S\n]*(?:{_FIRSTS})[^\S\n]*$", re.I | re.MULTILINE)
+_CLOSED = re.compile(rf"(?:{_LASTS})(?=[^\S\n]*$)|^[^\S\n]*(?:{_LASTS})", re.I | re.MULTILINE)
 _ENDS = re.compile(  # of a message in a template
     r"\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<=[^\s>])</s>)\s*\Z"
 )
@@ -152,7 +156,7 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
     acts = speaker == AGENT
     if isinstance(content, str) and message.keys() <= _PLAIN and content != _REDACTED:  # most messages
         parts.add(content, acts)
-        if speaker == WORLD and role != "user":
+        if speaker == WORLD and role.lower() not in _USERS:
             parts.answers(0, _id_of(message))
         return speaker, parts
     if acts:
@@ -182,7 +186,7 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         text = error.get("message") if isinstance(error, dict) else error
         if isinstance(text, str) and text not in parts.text:
             parts.add(text, False)
-    if speaker == WORLD and role != "user" and not parts.answered:
+    if speaker == WORLD and role.lower() not in _USERS and not parts.answered:
         parts.answers(0, _id_of(message))
     failed = message.get("is_error") is True or message.get("isError") is True or message.get("status") == "error"
     parts.error |= speaker == WORLD and failed

@@ -85,7 +85,15 @@ class OpenaiChat(Format):
         first = next(records, None)
         records = chain(() if first is None else (first,), records)
         if first is not None and is_message(first.value) and not is_session(first.value):
-            lines = [record.value for record in records]
+            every = list(records)
+            lines = [record.value for record in every]
+            if isinstance(lines[-1], FieldError):  # the log broke off there
+                yield every[-1]
+                lines.pop()
+            if broken := next((record for record in every[: len(lines)] if isinstance(record.value, FieldError)), None):
+                raise_at = f"cannot be read as one dialogue: {broken.where} {broken.value.reason}"
+                yield Record("the file", FieldError("", raise_at))
+                return
             alone = "is one event of a dialogue: `jq -c . FOLDER/*.json > events.jsonl` makes one file of them"
             yield Record("the file", stream(lines) if len(lines) > 1 else FieldError("", alone))
         elif first is not None and isinstance(first.value, dict) and first.value.keys() >= GEMINI_CLI:

@@ -96,6 +96,9 @@ def _rows(path: Path, between: str) -> Iterator[Record]:
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = csv.DictReader(file, delimiter=between)
         try:
+            names = rows.fieldnames or ()
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise OSError(f"names two columns '{twice}'")
             for number, row in enumerate(rows, start=1):
                 wrong = None in row or None in row.values()
                 cells = FieldError("", "has more or fewer cells than the first line has names")
