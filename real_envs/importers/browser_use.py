@@ -7,8 +7,8 @@ the answer to the actions of step k; else they are what the actions said of thei
 The browser numbers elements anew at every load. Here the elements of a page are numbered from 1 in their order, so the
 same page is the same text in every episode; actions have the numbers of the page they were chosen on. Asterisks for
 what is new since the last step are left out. A step with several actions is one action of several lines. No page
-answers the last step: its observation is what its actions returned. What the agent thought is a note of the turn; a step
-whose answer could not be read is no turn, and its error is counted.
+answers the last step: its observation is what its actions returned. What the agent thought is a note of the turn. A
+step whose answer could not be read is no turn, and its error is counted.
 
 ``passed`` is the success; nothing says what a step earned.
 """

@@ -88,8 +88,6 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
     kind, source = value.get("type"), value.get("source")
     if isinstance(value.get("message"), dict) and kind in (_USER, "human", _ASSISTANT, "tool_result"):
         return _claude_code
-    if _queued(value):
-        return lambda line, left_out: [{"role": _USER, "content": _queued(line)}]
     if is_session(value) or kind in _NO_MESSAGES:
         return no_message
     if isinstance(value.get("payload"), dict) and isinstance(kind, str):
@@ -148,12 +146,6 @@ def _approval(part: Message, left_out: Counter[str]) -> list[Any]:
         left_out["approval"] += 1
         return []
     return [{"role": _TOOL, "content": shown(given), "is_error": True}]
-
-
-def _queued(line: Message) -> Any:
-    """What a user wrote while the agent of Claude Code was at work."""
-    given = line.get("attachment")
-    return given.get("prompt") if isinstance(given, dict) and given.get("type") == "queued_command" else None
 
 
 def _claude_code(line: Message, left_out: Counter[str]) -> list[Any]:

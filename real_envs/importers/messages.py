@@ -84,9 +84,11 @@ _THOUGHT = re.compile("|".join((*_around(_MARKS), *_around(_FIRST, r"\A\s*"), _H
 # how a text begins with a thought
 THINKS = re.compile(rf"\s*({'|'.join(map(re.escape, (*_MARKS, *_FIRST)))}|<\|channel\|>analysis)", re.I)
 _FIRSTS, _LASTS = ("|".join(map(re.escape, marks)) for marks in (_MARKS, _MARKS.values()))
-# of a mark without the other: at the beginning, or at the edge of a line, for texts may speak of marks, too
+# a mark without the other stands at the beginning, the edge of a line, or between two sentences: texts speak of marks
 _OPENED = re.compile(rf"\A\s*(?:{_FIRSTS})|^[^\S\n]*(?:{_FIRSTS})[^\S\n]*$", re.I | re.MULTILINE)
-_CLOSED = re.compile(rf"(?:{_LASTS})(?=[^\S\n]*$)|^[^\S\n]*(?:{_LASTS})", re.I | re.MULTILINE)
+_CLOSED = re.compile(
+    rf"(?:{_LASTS})(?=[^\S\n]*$)|^[^\S\n]*(?:{_LASTS})|(?<=[\w.!?)])(?:{_LASTS})(?=\w)", re.I | re.MULTILINE
+)
 _ENDS = re.compile(  # of a message in a template
     r"\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<=[^\s>])</s>)\s*\Z"
 )

@@ -85,17 +85,16 @@ class OpenaiChat(Format):
         first = next(records, None)
         records = chain(() if first is None else (first,), records)
         if first is not None and is_message(first.value) and not is_session(first.value):
-            every = list(records)
-            lines = [record.value for record in every]
-            if isinstance(lines[-1], FieldError):  # the log broke off there
-                yield every[-1]
-                lines.pop()
-            if broken := next((record for record in every[: len(lines)] if isinstance(record.value, FieldError)), None):
-                raise_at = f"cannot be read as one dialogue: {broken.where} {broken.value.reason}"
-                yield Record("the file", FieldError("", raise_at))
-                return
+            lines = list(records)
+            if isinstance(lines[-1].value, FieldError):  # the log broke off there
+                yield lines.pop()
+            wrong = next((line for line in lines if isinstance(line.value, FieldError)), None)
             alone = "is one event of a dialogue: `jq -c . FOLDER/*.json > events.jsonl` makes one file of them"
-            yield Record("the file", stream(lines) if len(lines) > 1 else FieldError("", alone))
+            if wrong or len(lines) == 1:
+                hole = wrong and f"is one dialogue, of which {wrong.where} {wrong.value.reason}"
+                yield Record("the file", FieldError("", hole or alone))
+            else:
+                yield Record("the file", stream([line.value for line in lines]))
         elif first is not None and isinstance(first.value, dict) and first.value.keys() >= GEMINI_CLI:
             yield from gemini_session(records) if "messages" not in first.value else contained(records)
         else:

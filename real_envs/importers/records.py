@@ -208,8 +208,9 @@ def has_keys(path: Path, *keys: str) -> bool:
 def json_records(path: Path) -> Iterator[Record]:
     """The records of JSON lines, of one array, or of one object that maps names to records.
 
-    Lines may hold objects or arrays. An object that holds anything but objects is itself the only record. A few records are in memory at a time. A part
-    that cannot be parsed is a record whose value is a ``FieldError``; an array ends there, lines go on.
+    Lines may hold objects or arrays. An object that holds anything but objects is itself the only record. A few records
+    are in memory at a time. A part that cannot be parsed is a record whose value is a ``FieldError``; an array ends
+    there, lines go on. So is what follows an array.
 
     Raises:
         OSError: the file cannot be read.
