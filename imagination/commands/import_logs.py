@@ -74,7 +74,7 @@ def import_logs(config: Config, folder: Path) -> None:
         imagine import huggingface a.parquet run=mine imports.mapping.action=cmd imports.mapping.start=goal ...
 
     Raises:
-        UserError: there are no files, one cannot be read or is in no known format, no record is an episode, or the
+        UserError: there are no files, one cannot be read or is in no known format, all records are refused, or the
             run's log is of a world or of other settings.
     """
     settings = config.imports
@@ -276,7 +276,7 @@ class _Import:
             self._add(batch, report, coverage)
         if not tasks:
             refusal = report.refusals.first
-            first = refusal and f"no record is an episode; the first is refused: {refusal}"
+            first = refusal and f"all records are refused; the first: {refusal}"
             raise UserError(f"nothing to import: {first or 'the files hold no records'}")
         if self._masking:
             report.masks = self._masking.counts

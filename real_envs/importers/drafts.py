@@ -135,6 +135,8 @@ class Dialogue:
     def _put_in_order(self) -> None:
         """The answers of the last turn as its calls are, where all ids are known. A call without one is counted."""
         calls, said, self._calls, self._said = self._calls, self._said, [], []
+        if len(calls) < 2:
+            return
         answers = {call: text for text, call in said if call is not None}
         unique = len(answers) == sum(call is not None for _, call in said) and len(set(calls)) == len(calls)
         if not answers or not unique or "" in calls or not answers.keys() <= set(calls):

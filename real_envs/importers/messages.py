@@ -68,6 +68,7 @@ _MARKS = {  # around thoughts, of templates
     "<|begin_of_thought|>": "<|end_of_thought|>",
 }
 _FIRST = {f"<{name}>": f"</{name}>" for name in ("thought", "reasoning")}  # only where a text begins so
+_IN_MARKS = ("think", "thought", "reasoning", "analysis")  # each mark of a thought has one of these
 _HARMONY = re.compile(r"<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
 _CALL = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>\w+ to=(?:functions\.)?([\w.-]+).*?<\|message\|>(.*?)(?:<\|call\|>|\Z)",
@@ -159,7 +160,7 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
     if isinstance(content, str) and message.keys() <= _PLAIN and content != _REDACTED:  # most messages
         parts.add(content, acts)
         if speaker == WORLD and role.lower() not in _USERS:
-            parts.answers(0, _id_of(message))
+            parts.answered[0] = _id_of(message)
         return speaker, parts
     if acts:
         thought = next((message[key] for key in _REASONS if message.get(key)), "")
@@ -260,6 +261,9 @@ def apart(text: str) -> tuple[list[str], str, bool]:
     """
     if "<" not in text and "[" not in text and "◁" not in text:
         return [], text, False
+    folded = text.lower()
+    if not any(word in folded for word in _IN_MARKS):
+        return [], text, False
     thoughts = [match[match.lastindex or 0] for match in _THOUGHT.finditer(text)]
     called = _CALL.sub(lambda match: f"{match[1]}({_arguments(match[2])})", _THOUGHT.sub("", text))
     action, unfinished = _FINAL.sub("", called), False
@@ -285,8 +289,10 @@ def _arguments(value: Any) -> str:
 
 def _id_of(part: Any) -> str:
     """The id of a call, or of the call that an answer is to; "" where it is unknown."""
-    ids = (part[key] for key in _IDS if key in part and isinstance(part[key], str)) if isinstance(part, dict) else ()
-    return next(filter(None, ids), "")
+    for key in _IDS if isinstance(part, dict) else ():
+        if isinstance(name := part.get(key), str) and name:
+            return name
+    return ""
 
 
 def _kind(part: Mapping[str, Any]) -> Any:

@@ -40,11 +40,11 @@ TABLES = (PARQUET, ".arrow", *_CELLS)
 
 
 class _WrongCells(FieldError):
-    """``first``: the name and the value of the first cell, which is the only one that is sure to be in its place."""
+    """``first``: the first cell by its name, the only one that is sure to be in its place."""
 
-    def __init__(self, first: tuple[str, Any]) -> None:
+    def __init__(self, row: Mapping[str, Any]) -> None:
         super().__init__("", "has more or fewer cells than the first line has names")
-        self.first = first
+        self.first = dict([next(iter(row.items()))])
 
 
 class Tables(Format):
@@ -110,7 +110,7 @@ def _rows(path: Path, between: str) -> Iterator[Record]:
                 raise OSError(f"names two columns '{twice}'")
             for number, row in enumerate(rows, start=1):
                 wrong = None in row or None in row.values()
-                yield Record(f"row {number}", _WrongCells(next(iter(row.items()))) if wrong else row)
+                yield Record(f"row {number}", _WrongCells(row) if wrong else row)
         except csv.Error as error:
             raise OSError(f"is no readable CSV: {error}") from error
 
@@ -156,7 +156,7 @@ def grouped(records: Iterator[Record], reading: Reading) -> Iterator[Record]:
 
     for record in records:
         row = record.value
-        cells = row if isinstance(row, dict) else dict([row.first]) if isinstance(row, _WrongCells) else {}
+        cells = row if isinstance(row, dict) else row.first if isinstance(row, _WrongCells) else {}
         own = cells.get(column)
         named = isinstance(own, Hashable) and _is_there(own)
         if not isinstance(row, dict) or not named:
