@@ -74,7 +74,7 @@ def import_logs(config: Config, folder: Path) -> None:
         imagine import huggingface a.parquet run=mine imports.mapping.action=cmd imports.mapping.start=goal ...
 
     Raises:
-        UserError: there are no files, one cannot be read or is in no known format, no record is an episode, or the
+        UserError: there are no files, one cannot be read or is in no known format, all records are refused, or the
             run's log is of a world or of other settings.
     """
     settings = config.imports
@@ -200,6 +200,7 @@ class _Import:
         self.incoming = Staging(run.log.with_name(_INCOMING))
         self._run, self._settings, self._files, self._labels = run, config.imports, files, labels
         self._masking = Masking(_mask_key(run)) if config.imports.mask else None
+        self._stated = set[str]()  # ids that records state
 
     def run(self, unknown: list[RejectedRecord]) -> tuple[ImportReport, Coverage, dict[str, Any]]:
         """Imports, and writes ``coverage.json``, which is returned as well; raises as ``import_logs`` does."""
@@ -207,16 +208,18 @@ class _Import:
         meta = {"imported": True, "solved_at": settings.solved_at, "masked": settings.mask, "judged_by": labels.by}
         earlier = _earlier_log(self._run, meta)
         coverage = Coverage(solved_at=1.0 if settings.solved_at is None else settings.solved_at)
+        stored: dict[str, int] = {}
         if earlier is not None and earlier.ids():
             for episode in earlier.read(require_actions=False):
                 coverage.count(episode)
+                stored[episode.id] = _said(episode)
         if labels.by is not None:
             for item in self._items():
                 if isinstance(item, Imported):
                     labels.offer(self._masked(with_outcome(item.episode, settings.solved_at)))
             labels.check()
         report = ImportReport(unknown=[self._masked_refusal(file) for file in unknown])
-        tasks = self._read(report, coverage, set(earlier.ids()) if earlier else set())
+        tasks = self._read(report, coverage, stored)
         store = self._split(tasks, meta, earlier, coverage)
         store.adopt(self.incoming)
         if labels.held_back and not store.ids():
@@ -225,9 +228,9 @@ class _Import:
 
     def _items(self) -> Iterator[Imported | RejectedRecord]:
         reading = Reading(**{option.name: getattr(self._settings, option.name) for option in fields(Reading)})
-        ids: set[str] = set()
+        self._stated = set()
         for file in self._files:
-            yield from read(file.path, file.format, reading, ids)
+            yield from read(file.path, file.format, reading, self._stated)
 
     def _masked(self, episode: Trajectory) -> Trajectory:
         return self._masking.masked(episode) if self._masking else episode
@@ -236,14 +239,22 @@ class _Import:
         """A reason quotes the record."""
         return replace(refusal, reason=self._masking.text(refusal.reason)) if self._masking else refusal
 
-    def _read(self, report: ImportReport, coverage: Coverage, ids: set[str]) -> set[str]:
-        """The tasks of the files. New episodes, those without an id in ``ids``, go to ``incoming`` and ``coverage``."""
+    def _is_other(self, episode: Trajectory, said: int | None) -> bool:
+        """Whether a stored episode of the same id says something else. Masks are made only where texts differ."""
+        same = said is None or episode.id not in self._stated or said == _said(episode)  # other ids are hashes
+        return not same and said != _said(self._masked(episode))
+
+    def _read(self, report: ImportReport, coverage: Coverage, stored: dict[str, int]) -> set[str]:
+        """The tasks of the files. New episodes, with ids that ``stored`` lacks, go to ``incoming`` and ``coverage``."""
         tasks: set[str] = set()
         starts = coverage.starts
         batch: list[Trajectory] = []
         with (self._run.path / REFUSED).open("w", encoding="utf-8") as refused:
             refused.writelines(map(_row, report.unknown))
             for item in self._items():
+                if isinstance(item, Imported) and self._is_other(item.episode, stored.get(item.episode.id)):
+                    reason = f"is '{item.episode.id}', like that of another episode of the log"
+                    item = RejectedRecord(item.file, item.record, "id", reason)
                 if isinstance(item, RejectedRecord):
                     item = self._masked_refusal(item)
                     refused.write(_row(item))
@@ -254,10 +265,10 @@ class _Import:
                 if starts.is_new(episode.task_id, episode.start):
                     starts.add(episode.task_id, self._masking.text(episode.start) if self._masking else episode.start)
                 report.left_out.update(item.left_out)
-                if episode.id in ids:
+                if episode.id in stored:
                     report.known += 1
                     continue
-                ids.add(episode.id)
+                stored[episode.id] = 0  # no other record of these files states it
                 batch.append(self._masked(episode))
                 if len(batch) == _BATCH:
                     self._add(batch, report, coverage)
@@ -265,7 +276,7 @@ class _Import:
             self._add(batch, report, coverage)
         if not tasks:
             refusal = report.refusals.first
-            first = refusal and f"no record is an episode; the first is refused: {refusal}"
+            first = refusal and f"all records are refused; the first: {refusal}"
             raise UserError(f"nothing to import: {first or 'the files hold no records'}")
         if self._masking:
             report.masks = self._masking.counts
@@ -311,6 +322,11 @@ def _earlier_log(run: RunFolder, meta: Mapping[str, object]) -> TrajectoryStore 
     if changed := {key: log.meta.get(key) for key, value in meta.items() if log.meta.get(key) != value}:
         raise UserError(f"{run.log} was imported with {changed}; import with the same settings, or use another run=")
     return log
+
+
+def _said(episode: Trajectory) -> int:
+    """A short digest of what was said and done; of success and rewards the log may know more than the record."""
+    return hash((episode.start, *((turn.action, turn.observation) for turn in episode.turns)))
 
 
 def _row(refusal: RejectedRecord) -> str:

@@ -46,7 +46,7 @@ def conversation_draft(record: Any, reading: Reading) -> EpisodeDraft:
     if not isinstance(messages, list) or not messages:
         raise FieldError(CONVERSATIONS, "is no list of messages, or an empty one")
     flagged = any(isinstance(message, dict) and message.get("loss") is True for message in messages)
-    dialogue, called, used = Dialogue(), False, set(_KNOWN)
+    dialogue, called, assented, used = Dialogue(), False, False, set(_KNOWN)
     if reading.system and isinstance(record.get("system"), str):
         used.add("system")
         dialogue.answer(system_text(record["system"], "system"))
@@ -69,14 +69,18 @@ def conversation_draft(record: Any, reading: Reading) -> EpisodeDraft:
             called = True
         elif speaker in _MODEL:
             if flagged and not dialogue.turns and message.get("loss") is not True:
-                continue  # the assent to the instructions
+                if assented:
+                    raise FieldError(f"{at}.loss", "is not true, but the model has assented before: only one may")
+                assented = True  # to the instructions
+                continue
             if dialogue.unanswered:
                 raise FieldError(CONVERSATIONS, f"has no answer to action {len(dialogue.turns)}")
             thought, action = thought_and_action(parts.text)
             dialogue.act(action, [*parts.thoughts, *filter(None, (thought,))])
             called = False
         elif speaker in _WORLD:
-            dialogue.answer(parts.text, parts.error)
+            if speaker != "system" or dialogue.turns or reading.system:
+                dialogue.answer(parts.text, parts.error)
         else:
             raise FieldError(f"{at}.from", f"is {speaker!r:.40}, not human or gpt")
         dialogue.left_out.update(parts.left_out)

@@ -7,7 +7,8 @@ the answer to the actions of step k; else they are what the actions said of thei
 The browser numbers elements anew at every load. Here the elements of a page are numbered from 1 in their order, so the
 same page is the same text in every episode; actions have the numbers of the page they were chosen on. Asterisks for
 what is new since the last step are left out. A step with several actions is one action of several lines. No page
-answers the last step: its observation is what its actions returned.
+answers the last step: its observation is what its actions returned. What the agent thought is a note of the turn. A
+step whose answer could not be read is no turn, and its error is counted.
 
 ``passed`` is the success; nothing says what a step earned.
 """
@@ -22,7 +23,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import EpisodeDraft, Format, Reading
+from real_envs.importers.drafts import THOUGHT, EpisodeDraft, Format, Reading
+from real_envs.importers.events import objects
 from real_envs.importers.records import Record, Sample, has_keys, json_records
 from real_envs.store.codec import FieldError
 
@@ -83,8 +85,9 @@ class BrowserUse(Format):
             last = k == len(acted) - 1
             answer = _results(step) if last or not pages else renumbered(pages[acted[k + 1][0]])[0]
             action = "\n".join(as_call(one, numbers) for one in _actions(step))
-            turns.append({"action": action, "observation": answer})
-        turns[-1]["terminated"] = any(isinstance(r, dict) and r.get("is_done") for r in acted[-1][1].get("result", []))
+            info = {THOUGHT: thought} if (thought := _thought(step["model_output"])) else {}
+            turns.append({"action": action, "observation": answer, "info": info})
+        turns[-1]["terminated"] = any(result.get("is_done") for result in objects(acted[-1][1].get("result")))
         first = renumbered(pages[acted[0][0]])[0] if pages else ""
         return EpisodeDraft(
             start=f"Goal: {goal}\n{first}".strip(),
@@ -92,6 +95,7 @@ class BrowserUse(Format):
             # task_1 of one application is another task than task_1 of the next
             task_id=f"{result.get('task_id', 'task')}-{hashlib.sha256(goal.encode()).hexdigest()[:6]}",
             success=result.get("passed"),
+            left_out={"error of a step without an action": sum(map(_only_failed, steps))},
             extra={name: note for name, note in result.items() if name not in _KNOWN},
         )
 
@@ -139,7 +143,10 @@ def as_call(action: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
     """``{"click": {"index": 66345}}`` as ``click(index=5)``; an element that the page did not show keeps its number."""
     calls = []
     for name, given in action.items():
-        values = {key: value for key, value in given.items() if value is not None} if isinstance(given, Mapping) else {}
+        if not isinstance(given, Mapping):
+            calls.append(f"{name}({'' if given is None else json.dumps(given, ensure_ascii=False)})")
+            continue
+        values = {key: value for key, value in given.items() if value is not None}
         if "index" in values:
             values["index"] = numbers.get(str(values["index"]), values["index"])
         calls.append(f"{name}({', '.join(f'{k}={json.dumps(v, ensure_ascii=False)}' for k, v in values.items())})")
@@ -158,6 +165,17 @@ def _number(step: Mapping[str, Any], place: int) -> int:
 
 
 def _results(step: Mapping[str, Any]) -> str:
-    results = step.get("result") if isinstance(step.get("result"), list) else []
-    texts = [r.get("extracted_content") or r.get("error") for r in results or [] if isinstance(r, dict)]
-    return "\n".join(str(text) for text in texts if text)
+    results = objects(step.get("result"))
+    return "\n".join(str(r[key]) for r in results for key in ("extracted_content", "error") if r.get(key))
+
+
+def _thought(output: Mapping[str, Any]) -> str:
+    """What the agent thought beside its actions; older versions have it in an object of its own."""
+    said = output | output["current_state"] if isinstance(output.get("current_state"), dict) else output
+    texts = (said.get(key) for key in ("thinking", "evaluation_previous_goal", "memory", "next_goal"))
+    return "\n\n".join(text.strip() for text in texts if isinstance(text, str) and text.strip())
+
+
+def _only_failed(step: Any) -> bool:
+    """Whether nothing of a step is a turn but its error: the model's answer could not be read."""
+    return isinstance(step, dict) and not _actions(step) and any(r.get("error") for r in objects(step.get("result")))

@@ -341,7 +341,7 @@ def sessions(records: Iterable[Record]) -> Iterator[Record]:
         since = list(chain).index(parent) + 1 if parent in chain else 0
         for key in list(chain)[since:] if linked and _prompt(line) else ():
             rewound[session, side] += isinstance(chain.pop(key).get("message"), dict)
-        chain[uuid or len(chain)] = line
+        chain[uuid or len(chain)] = _prompted(line)
     loose = chains.pop(("", ""), {}) if len(chains) > 1 else {}  # titles, of no session
     for (name, side), chain in chains.items():
         messages = [line["message"] for line in chain.values() if isinstance(line.get("message"), dict)]
@@ -354,6 +354,13 @@ def sessions(records: Iterable[Record]) -> Iterator[Record]:
             value |= {"stop_condition": result.get("subtype"), "error": result.get("result") if wrong else None}
         yield Record(f"session {name} {side}".strip(), value | {"rewound_messages": rewound[name, side] or None})
         loose = {}
+
+
+def _prompted(line: dict[str, Any]) -> dict[str, Any]:
+    """The line; what a user wrote while the agent was at work stands in its place as any prompt does."""
+    given = line.get("attachment")
+    queued = isinstance(given, dict) and given.get("type") == "queued_command" and given.get("prompt")
+    return line | {"type": "user", "message": {"role": "user", "content": queued}} if queued else line
 
 
 def _prompt(line: Mapping[str, Any]) -> bool:

@@ -35,6 +35,7 @@ _SMOLAGENTS = ({"step_number", "model_output"}, {"task", "task_images"}, {"plan"
 _NOTICES = ("info", "error", "warning")  # of Gemini's CLI
 _NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction", "mcp_approval_request")
 _STREAM = ("system", "user", "assistant", "result", "stream_event", "rate_limit_event")  # of `claude -p`
+_NOTES = ("queue-operation", "system")  # lines of a session that have a content
 # parts that are no text of anybody; the first two say nothing at all
 _NO_PARTS = (
     *("step-start", "step-finish", "reference", "container_upload", "compaction", "non_standard", "snapshot", "patch"),
@@ -45,8 +46,10 @@ _CALLED = ("tool_use", "function_call", "tool_call")
 
 def is_session(value: Any) -> bool:
     """A line of a session of Claude Code, or of its stream."""
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str) or {"role", "content"} & value.keys():
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str) or "role" in value:
         return False
+    if "content" in value:
+        return value["type"] in _NOTES and "sessionId" in value
     if value["type"] in _STREAM and "session_id" in value and "stats" not in value:
         return True
     return "sessionId" in value or "leafUuid" in value or value["type"] == "file-history-snapshot"
@@ -265,14 +268,15 @@ def _item(item: Message, left_out: Counter[str]) -> list[Any]:
     kind, output = item["type"], item.get("output")
     if kind.endswith("_output"):
         picture = isinstance(output, dict) and output.get("type") == "computer_screenshot"
-        return [{"role": _TOOL, "content": [output] if picture else shown(output)}]
+        return [{"role": _TOOL, "content": [output] if picture else shown(output), "call_id": item.get("call_id")}]
     keys = ("arguments", "action", "code", "queries", "operation", "input")
     given = next((item[key] for key in keys if item.get(key) is not None), None)
-    call = {"name": item.get("name") or kind.removesuffix("_call"), "arguments": given}
+    about = {"call_id": item.get("call_id")}
+    call = {"name": item.get("name") or kind.removesuffix("_call"), "arguments": given} | about
     answer = next((item[key] for key in ("output", "outputs", "results", "error") if item.get(key) is not None), None)
     left_out[f"answer of {call['name']}"] += answer is None and "call_id" not in item
-    seen = [{"role": _TOOL, "content": shown(answer), "error": bool(item.get("error"))}] if answer is not None else []
-    return [{"role": _ASSISTANT, "content": None, "tool_calls": [call]}, *seen]
+    seen = {"role": _TOOL, "content": shown(answer), "error": bool(item.get("error"))} | about
+    return [{"role": _ASSISTANT, "content": None, "tool_calls": [call]}, *([seen] if answer is not None else [])]
 
 
 def _with_role(message: Any) -> Any:

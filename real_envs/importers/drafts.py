@@ -71,6 +71,9 @@ class EpisodeDraft:
     # parts of actions and answers that are not in the turns, by their kind; the last turn keeps the counts as notes
     left_out: Mapping[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.id, self.task_id = (None if name == "" else name for name in (self.id, self.task_id))
+
     @classmethod
     def of_record(cls, record: Mapping[str, Any], used: Collection[str], **stated: Any) -> EpisodeDraft:
         """A draft with the agent and the id that a JSON record names; keys that are not ``used`` are ``extra``."""
@@ -93,23 +96,30 @@ class Dialogue:
         self.start: list[str] = []
         self.turns: list[dict[str, Any]] = []
         self.left_out: Counter[str] = Counter()
+        self._calls: list[str] = []  # of the last turn, by their ids; "" where one is unknown
+        self._said: list[tuple[str, str | None]] = []  # what it was answered, with the id of the call
 
     @property
     def unanswered(self) -> bool:
         return bool(self.turns) and self.turns[-1]["observation"] is None
 
-    def act(self, action: str, thoughts: Collection[str] = ()) -> None:
-        """Two messages in a row are one action; thoughts are a note of its turn."""
+    def act(self, action: str, thoughts: Collection[str] = (), calls: Collection[str] = ()) -> None:
+        """Two messages in a row are one action; thoughts are a note of its turn, ``calls`` the ids of its calls."""
         if not self.unanswered:
+            self._put_in_order()
             self.turns.append({"action": "", "observation": None, "info": {}})
+        self._calls += calls
         turn = self.turns[-1]
         turn["action"] = "\n".join(filter(None, (turn["action"], action)))
         if thoughts:
             before = turn["info"].get(THOUGHT)
             turn["info"][THOUGHT] = "\n\n".join(filter(None, (before, *thoughts)))
 
-    def answer(self, text: str, error: bool = False) -> None:
-        """What the world says: the start, or the rest of the last observation. Who said nothing before did not act."""
+    def answer(self, text: str, error: bool = False, said: Collection[tuple[str, str | None]] = ()) -> None:
+        """What the world says: the start, or the rest of the last observation. Who said nothing before did not act.
+
+        ``said``: the parts of the text, each with the id of the call that it answers; ``None`` where it answers none.
+        """
         if self.unanswered and not self.turns[-1]["action"].strip() and THOUGHT not in self.turns[-1]["info"]:
             self.turns.pop()
             self.left_out["message without an action"] += 1
@@ -118,8 +128,23 @@ class Dialogue:
             return
         turn = self.turns[-1]
         turn["observation"] = "\n".join(filter(None, (turn["observation"], text)))
+        self._said += said
         if error:
             turn["info"][f"{LOG}is_error"] = True
+
+    def _put_in_order(self) -> None:
+        """The answers of the last turn as its calls are, where all ids are known. A call without one is counted."""
+        calls, said, self._calls, self._said = self._calls, self._said, [], []
+        if len(calls) < 2:
+            return
+        answers = {call: text for text, call in said if call is not None}
+        unique = len(answers) == sum(call is not None for _, call in said) and len(set(calls)) == len(calls)
+        if not answers or not unique or "" in calls or not answers.keys() <= set(calls):
+            return
+        self.left_out["answer to a call"] += len(calls) - len(answers)
+        in_order = (answers[call] for call in calls if call in answers)
+        texts = [text if call is None else next(in_order) for text, call in said]
+        self.turns[-1]["observation"] = "\n".join(filter(None, texts))
 
     def end(self, stop: StopReason | None, called: bool = False, judged: bool = False) -> StopReason | None:
         """Gives a last action without an answer an empty observation; returns why the episode ended, where that is
@@ -128,6 +153,7 @@ class Dialogue:
         It ended there unless something else is known, or it ``called`` a tool and nobody ``judged`` the episode: then
         the missing answer counts as left out.
         """
+        self._put_in_order()
         if not self.unanswered:
             return stop
         if not self.turns[-1]["action"].strip():

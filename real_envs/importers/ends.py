@@ -35,7 +35,9 @@ _LIMIT = re.compile(
 )
 # an error may be a whole traceback: only what is surely no breakdown
 _SURELY_CONTEXT = re.compile(r"context_(length|window|size|limit)|prompt_too_long|overlong|max\w*_tokens")
-_SURELY_LIMIT = re.compile(r"max(imum)?_(number_of_)?(turn|step|iteration|round)|(turn|step)s?_limit|too_many_errors")
+_SURELY_LIMIT = re.compile(
+    r"max(imum)?_(number_of_)?(turn|step|iteration|round)|(turn|step)s?_limit|too_many_errors|stuck_in_(a_)?loop|loop_detected"
+)
 
 
 class Ending(NamedTuple):
@@ -57,11 +59,11 @@ def ending_of(record: Mapping[str, Any], last: Mapping[str, Any] | None = None) 
     for cut in (StopReason.CONTEXT_LIMIT, StopReason.TURN_LIMIT):
         if cut in kinds.values():
             return Ending(cut)
-    if any(_flag(record.get(flag)) is True for flag in _CUT_FLAGS) or any(
-        _flag(record.get(flag)) is False for flag in _END_FLAGS
+    if any(flag(record.get(name)) is True for name in _CUT_FLAGS) or any(
+        flag(record.get(name)) is False for name in _END_FLAGS
     ):
         return Ending(StopReason.TURN_LIMIT)
-    ended = any(_flag(record.get(flag)) is True for flag in _END_FLAGS[1:])
+    ended = any(flag(record.get(name)) is True for name in _END_FLAGS[1:])
     ended |= any(kind is StopReason.TERMINATED and key.split(".")[-1] in _OF_EPISODES for key, kind in kinds.items())
     return Ending(StopReason.TERMINATED if ended else None)
 
@@ -101,9 +103,9 @@ def _of_error(error: Any) -> Ending:
     return Ending(StopReason.ENV_TIMEOUT if late else StopReason.ENV_CRASHED, f"logged: {text:.200}")
 
 
-def _flag(value: Any) -> bool | None:
+def flag(value: Any) -> bool | None:
     """Tables and JSON of other languages write 0 and 1, or texts."""
-    known = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+    known = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False, "t": True, "f": False}
     return known.get(str(value).lower()) if isinstance(value, bool | int | float | str) else None
 
 

@@ -57,6 +57,8 @@ _TRANSCRIPTS = ("", ".txt", ".log", ".out", ".ipynb")  # of text in a folder
 class Imported:
     episode: Trajectory
     left_out: tuple[str, ...]
+    file: Path
+    record: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +292,7 @@ def read(
             except OverflowError as error:
                 yield RejectedRecord(path, record.where, "", f"holds a number that is too large: {error}")
             else:
-                yield Imported(episode, left_out)
+                yield Imported(episode, left_out, path, record.where)
     except BROKEN as error:
         if not begun:
             raise unreadable(path, error) from None

@@ -23,6 +23,7 @@ _NAMES = {
     SYSTEM: "system developer systemmessage",
 }
 SPEAKERS = {name: speaker for speaker, names in _NAMES.items() for name in names.split()}
+_USERS = ("user", "human", "humanmessage")  # of the world, those that answer no call
 ITEMS = {  # of OpenAI's Responses API, which have a type in place of a role
     **dict.fromkeys(("reasoning", "function_call", "custom_tool_call"), AGENT),
     **dict.fromkeys(("function_call_output", "custom_tool_call_output"), WORLD),
@@ -50,6 +51,7 @@ _ABOUT = (
 )
 _ABOUT += " tool_call_ids cache_control extra extras info timing raw_data token_ids thinking_blocks error meta _meta"
 _NO_PARTS = frozenset(_ABOUT.split())  # fields with lists and objects that are no part of what was said
+_IDS = ("call_id", "tool_call_id", "tool_use_id", "toolUseId", "toolCallId", "id")  # of calls
 _REDACTED = "redacted-by-litellm"  # what LiteLLM writes in place of a text
 _BESIDE = (
     "image",
@@ -66,6 +68,7 @@ _MARKS = {  # around thoughts, of templates
     "<|begin_of_thought|>": "<|end_of_thought|>",
 }
 _FIRST = {f"<{name}>": f"</{name}>" for name in ("thought", "reasoning")}  # only where a text begins so
+_IN_MARKS = ("think", "thought", "reasoning", "analysis")  # each mark of a thought has one of these
 _HARMONY = re.compile(r"<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
 _CALL = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>\w+ to=(?:functions\.)?([\w.-]+).*?<\|message\|>(.*?)(?:<\|call\|>|\Z)",
@@ -81,7 +84,12 @@ def _around(marks: Mapping[str, str], begin: str = "") -> list[str]:
 _THOUGHT = re.compile("|".join((*_around(_MARKS), *_around(_FIRST, r"\A\s*"), _HARMONY.pattern)), re.DOTALL | re.I)
 # how a text begins with a thought
 THINKS = re.compile(rf"\s*({'|'.join(map(re.escape, (*_MARKS, *_FIRST)))}|<\|channel\|>analysis)", re.I)
-_CLOSED, _OPENED = (re.compile("|".join(map(re.escape, marks)), re.I) for marks in (_MARKS.values(), _MARKS))
+_FIRSTS, _LASTS = ("|".join(map(re.escape, marks)) for marks in (_MARKS, _MARKS.values()))
+# a mark without the other stands at the beginning, the edge of a line, or between two sentences: texts speak of marks
+_OPENED = re.compile(rf"\A\s*(?:{_FIRSTS})|^[^\S\n]*(?:{_FIRSTS})[^\S\n]*$", re.I | re.MULTILINE)
+_CLOSED = re.compile(
+    rf"(?:{_LASTS})(?=[^\S\n]*$)|^[^\S\n]*(?:{_LASTS})|(?<=[\w.!?)])(?:{_LASTS})(?=\w)", re.I | re.MULTILINE
+)
 _ENDS = re.compile(  # of a message in a template
     r"\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<=[^\s>])</s>)\s*\Z"
 )
@@ -92,7 +100,8 @@ class Parts:
     """What a message says.
 
     Attributes:
-        called: it calls a tool.
+        calls: the ids of its calls; "" where one is unknown.
+        answered: the ids of the calls that its texts answer, by the numbers of these.
         unfinished: it breaks off within a thought.
         error: it says of itself that it is the answer of a tool that failed.
         left_out: parts that are no text, by their kind.
@@ -100,7 +109,8 @@ class Parts:
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    called: bool = False
+    calls: list[str] = field(default_factory=list)
+    answered: dict[int, str] = field(default_factory=dict)
     unfinished: bool = False
     error: bool = False
     left_out: Counter[str] = field(default_factory=Counter)
@@ -108,6 +118,16 @@ class Parts:
     @property
     def text(self) -> str:
         return "\n".join(text for text in self.texts if text)
+
+    @property
+    def said(self) -> list[tuple[str, str | None]]:
+        """Its texts, each with the id of the call that it answers."""
+        return [(text, self.answered.get(i)) for i, text in enumerate(self.texts)]
+
+    def answers(self, begin: int, call: str) -> None:
+        """The texts from the one of number ``begin`` on are the answer to a call."""
+        self.texts[begin:] = ["\n".join(filter(None, self.texts[begin:]))]
+        self.answered[begin] = call
 
     def add(self, text: str, acts: bool) -> None:
         """Text that somebody said; thoughts in it are apart if it is the agent."""
@@ -139,6 +159,8 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
     acts = speaker == AGENT
     if isinstance(content, str) and message.keys() <= _PLAIN and content != _REDACTED:  # most messages
         parts.add(content, acts)
+        if speaker == WORLD and role.lower() not in _USERS:
+            parts.answered[0] = _id_of(message)
         return speaker, parts
     if acts:
         thought = next((message[key] for key in _REASONS if message.get(key)), "")
@@ -160,13 +182,15 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
             parts.texts.append(message["refusal"])
         for call, where in calls_of(message, at):
             parts.texts.append(written_call(call, where))
-            parts.called = True
+            parts.calls.append(_id_of(call))
             parts.left_out["unparsed arguments"] += isinstance(call, dict) and bool(call.get("parse_error"))
     elif speaker == WORLD and (error := message.get("error")):
         parts.error = True
         text = error.get("message") if isinstance(error, dict) else error
         if isinstance(text, str) and text not in parts.text:
             parts.add(text, False)
+    if speaker == WORLD and role.lower() not in _USERS and not parts.answered:
+        parts.answers(0, _id_of(message))
     failed = message.get("is_error") is True or message.get("isError") is True or message.get("status") == "error"
     parts.error |= speaker == WORLD and failed
     for key, value in message.items():
@@ -237,6 +261,9 @@ def apart(text: str) -> tuple[list[str], str, bool]:
     """
     if "<" not in text and "[" not in text and "◁" not in text:
         return [], text, False
+    folded = text.lower()
+    if not any(word in folded for word in _IN_MARKS):
+        return [], text, False
     thoughts = [match[match.lastindex or 0] for match in _THOUGHT.finditer(text)]
     called = _CALL.sub(lambda match: f"{match[1]}({_arguments(match[2])})", _THOUGHT.sub("", text))
     action, unfinished = _FINAL.sub("", called), False
@@ -258,6 +285,14 @@ def _arguments(value: Any) -> str:
         except (ValueError, RecursionError):
             return inner
     return "" if inner is None else json.dumps(inner, ensure_ascii=False)
+
+
+def _id_of(part: Any) -> str:
+    """The id of a call, or of the call that an answer is to; "" where it is unknown."""
+    for key in _IDS if isinstance(part, dict) else ():
+        if isinstance(name := part.get(key), str) and name:
+            return name
+    return ""
 
 
 def _kind(part: Mapping[str, Any]) -> Any:
@@ -299,10 +334,12 @@ def _add(part: Mapping[str, Any], at: str, parts: Parts, acts: bool) -> None:
         parts.thoughts += _thoughts(inner, at, parts)
     elif kind in _CALLS and acts:
         parts.texts.append(written_call(inner, at))
-        parts.called = True
+        parts.calls.append(_id_of(inner))
     elif kind in _ANSWERS and not acts:
         parts.error |= inner.get("is_error") is True or inner.get("status") == "error"
+        begin = len(parts.texts)
         _add_content(_answer(inner), f"{at}.content", parts, False)
+        parts.answers(begin, _id_of(inner))
     elif kind == "document" and (text := _plain_document(inner.get("source") or inner.get("document"))):
         parts.texts.append(text)
     elif kind in ("search_result", "tool_reference"):  # in the answers of Anthropic's tools

@@ -85,9 +85,16 @@ class OpenaiChat(Format):
         first = next(records, None)
         records = chain(() if first is None else (first,), records)
         if first is not None and is_message(first.value) and not is_session(first.value):
-            lines = [record.value for record in records]
+            lines = list(records)
+            if isinstance(lines[-1].value, FieldError):  # the log broke off there
+                yield lines.pop()
+            wrong = next((line for line in lines if isinstance(line.value, FieldError)), None)
             alone = "is one event of a dialogue: `jq -c . FOLDER/*.json > events.jsonl` makes one file of them"
-            yield Record("the file", stream(lines) if len(lines) > 1 else FieldError("", alone))
+            if wrong or len(lines) == 1:
+                hole = wrong and f"is one dialogue, of which {wrong.where} {wrong.value.reason}"
+                yield Record("the file", FieldError("", hole or alone))
+            else:
+                yield Record("the file", stream([line.value for line in lines]))
         elif first is not None and isinstance(first.value, dict) and first.value.keys() >= GEMINI_CLI:
             yield from gemini_session(records) if "messages" not in first.value else contained(records)
         else:
@@ -210,13 +217,13 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             dialogue.left_out.update(parts.left_out)
         own_calls = calls_of(value, at) if role == "user" else []
         if speaker == AGENT:
-            names |= {str(value["name"])} if value.get("name") else set()
-            dialogue.act(parts.text, parts.thoughts)
+            names |= {str(value["name"])} if value.get("name") and "role" in value else set()
+            dialogue.act(parts.text, parts.thoughts, parts.calls)
             last, message = parts, value
         elif speaker != SYSTEM or dialogue.turns or reading.system:
             dialogue.left_out["call of the user's own tool"] += len(own_calls)
             if not own_calls or parts.text:
-                dialogue.answer(parts.text, parts.error)
+                dialogue.answer(parts.text, parts.error, parts.said)
         earned = value.get("reward")
         if earned is not None and (isinstance(earned, bool) or not isinstance(earned, int | float)):
             raise FieldError(f"{at}.reward", f"is {earned!r:.40}, not a number")
@@ -233,7 +240,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         stop = StopReason.CONTEXT_LIMIT
     stop = dialogue.end(
         stop,
-        last.called,
+        bool(last.calls),
         judged=reward is not None or fields.get("success") is not None or (message or {}).get("ends") is True,
     )
     turns = dialogue.turns

@@ -9,8 +9,8 @@ what follows is a thought. What a line ``Thought: ...`` above an action says is 
 it:
 
 - ``Your score (min 0.0, max 1.0): 0.5`` is the episode's reward, and its end. An episode without one has no reward.
-- ``137 0.68 0.38 0.0`` below an episode are the mean reward and the success rate of the first 137: the episode was
-  solved where the number of successes rose by it. The line itself is no observation.
+- ``137 0.68 0.38 0.0`` at the end of an episode, below an empty line, are the mean reward and the success rate of the
+  first 137: the episode was solved where the number of successes rose by it. The line itself is no observation.
 
 Thoughts, ``think[...]``, are actions here: the transcript answers them with ``OK.``.
 """
@@ -29,8 +29,9 @@ from real_envs.importers.records import Record, Sample, open_bytes, plain_suffix
 from real_envs.store.codec import FieldError
 
 _RULE = re.compile(r"-{5,}\s*$")
-_SCORE = re.compile(r"Your score \(min 0\.0, max 1\.0\): (-?[\d.]+)")
-_RATES = re.compile(r"^(\d+) (-?[\d.e-]+) ([\d.e-]+) [\d.e-]+\s*$", re.MULTILINE)
+_SCORE = re.compile(r"Your score \(min 0\.0, max 1\.0\): (-?\d+(?:\.\d+)?)")
+_FLOAT = r"-?\d(?:\.\d+(?:e-\d{1,3})?|e-\d{1,3})"
+_RATES = re.compile(rf"\n\n(\d{{1,9}}) {_FLOAT} ({_FLOAT}) {_FLOAT}(?:\n{_FLOAT} {_FLOAT} {_FLOAT})?\Z")
 _STEP = re.compile(r"^Act(?:ion)?(?: ?\d+)?: ?|^(?=Final Answer:)", re.MULTILINE)
 _ENDS = "Final Answer:"
 _CHAIN = re.compile(r"> (?:Entering new|Finished) .*chain")
@@ -120,12 +121,11 @@ def _episodes(lines: Iterable[str], path: Path) -> Iterator[Record]:
         if not _STEP.search(text):
             return
         count += 1
-        rates = list(_RATES.finditer(text))
         solved = None
-        if rates:
-            solved_now = round(float(rates[-1][3]) * int(rates[-1][1]))
+        if rates := _RATES.search(text := text.rstrip()):
+            solved_now = round(float(rates[2]) * int(rates[1]))
             solved, solved_before = solved_now > solved_before, solved_now
-            text = text[: rates[-1].start()]
+            text = text[: rates.start()]
         task = f"{path.stem}/{name}" if name else None
         yield Record(f"episode {name or count}", (text, task, solved))
 

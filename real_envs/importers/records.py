@@ -208,8 +208,9 @@ def has_keys(path: Path, *keys: str) -> bool:
 def json_records(path: Path) -> Iterator[Record]:
     """The records of JSON lines, of one array, or of one object that maps names to records.
 
-    An object that holds anything but objects is itself the only record. A few records are in memory at a time. A part
-    that cannot be parsed is a record whose value is a ``FieldError``; an array ends there, lines go on.
+    Lines may hold objects or arrays. An object that holds anything but objects is itself the only record. A few records
+    are in memory at a time. A part that cannot be parsed is a record whose value is a ``FieldError``; an array ends
+    there, lines go on. So is what follows an array.
 
     Raises:
         OSError: the file cannot be read.
@@ -243,7 +244,7 @@ def _samples(path: Path) -> Iterator[Record]:
 
 def _looks_like_lines(head: str) -> bool:
     first, newline, rest = head.partition("\n")
-    if not first.startswith("{") or not newline or not rest.lstrip().startswith("{"):
+    if not first.startswith(("{", "[")) or not newline or not rest.lstrip().startswith(("{", "[")):
         return False
     try:
         json.loads(first)
@@ -336,7 +337,7 @@ def _values(path: Path) -> Iterator[tuple[int | str, Any]]:
 
         opening, number = sign(), 0
         at += 1
-        while sign() not in ("", "]", "}"):
+        while (closing := sign()) not in ("", "]", "}"):
             number += 1
             key: int | str = number
             try:
@@ -354,3 +355,8 @@ def _values(path: Path) -> Iterator[tuple[int | str, Any]]:
             yield key, item
             if sign() == ",":
                 at += 1
+        at += 1
+        if opening in ("[", "{") and (not closing or sign()):
+            several = f"more follows its '{closing}'; several values are read one a line: jq -c . FILE"
+            reason = several if closing else "it breaks off"
+            yield number + 1, FieldError("", f"is no JSON, and the rest of the file is not read: {reason}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from real_envs.importers.agentgym import AgentGymFormat, conversation_draft
 from real_envs.importers.drafts import ANSWER, EpisodeDraft, Format, Reading, with_thoughts_apart
+from real_envs.importers.ends import flag
 from real_envs.importers.messages import decoded
 from real_envs.importers.openai_chat import chat_draft, messages_of
 from real_envs.importers.records import Record, Sample, arrow_batches, check_unpacked, open_bytes, plain_suffix
@@ -36,6 +37,14 @@ COLUMNS = ("action", "observation", "episode", "task", "agent", "start", "succes
 PARQUET = ".parquet"
 _CELLS = {".csv": ",", ".tsv": "\t"}  # the character between
 TABLES = (PARQUET, ".arrow", *_CELLS)
+
+
+class _WrongCells(FieldError):
+    """``first``: the first cell by its name, the only one that is sure to be in its place."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        super().__init__("", "has more or fewer cells than the first line has names")
+        self.first = dict([next(iter(row.items()))])
 
 
 class Tables(Format):
@@ -96,10 +105,12 @@ def _rows(path: Path, between: str) -> Iterator[Record]:
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = csv.DictReader(file, delimiter=between)
         try:
+            names = rows.fieldnames or ()
+            if twice := next((name for name in names if name and names.count(name) > 1), ""):
+                raise OSError(f"names two columns '{twice}'")
             for number, row in enumerate(rows, start=1):
                 wrong = None in row or None in row.values()
-                cells = FieldError("", "has more or fewer cells than the first line has names")
-                yield Record(f"row {number}", cells if wrong else row)
+                yield Record(f"row {number}", _WrongCells(row) if wrong else row)
         except csv.Error as error:
             raise OSError(f"is no readable CSV: {error}") from error
 
@@ -120,7 +131,10 @@ def _without_nulls(value: Any) -> Any:
 
 
 def grouped(records: Iterator[Record], reading: Reading) -> Iterator[Record]:
-    """Rows that are steps, put together to episodes; other records as they are."""
+    """Rows that are steps, put together to episodes; other records as they are.
+
+    Where a row cannot be read, neither the episode before it nor the one behind it may be whole: both are refused.
+    """
     column = reading.mapping.get("episode")
     if column is None:
         yield from records
@@ -128,26 +142,42 @@ def grouped(records: Iterator[Record], reading: Reading) -> Iterator[Record]:
     seen: set[object] = set()
     name: object = None
     steps: list[dict[str, Any]] = []
+    hole, just = "", False  # the row that the episode may lack, and whether it stood just before
 
     def episode() -> Iterator[Record]:
         if steps:
-            value = {"row": steps[0], "steps": steps}
-            twice = name in seen
-            wrong = FieldError(column, f"is '{name}' once more: the rows of an episode must follow each other")
-            yield Record(f"episode '{name}'", wrong if twice else value)
+            value: Any = {"row": steps[0], "steps": steps}
+            if name in seen:
+                value = FieldError(column, f"is '{name}' once more: the rows of an episode must follow each other")
+            elif hole:
+                value = FieldError("", f"may lack {hole}, which cannot be read")
+            yield Record(f"episode '{name}'", value)
             seen.add(name)
 
     for record in records:
         row = record.value
-        if not isinstance(row, dict) or column not in row:
-            yield record if isinstance(row, FieldError) else Record(record.where, FieldError(column, "is missing"))
+        cells = row if isinstance(row, dict) else row.first if isinstance(row, _WrongCells) else {}
+        own = cells.get(column)
+        named = isinstance(own, Hashable) and _is_there(own)
+        if not isinstance(row, dict) or not named:
+            reason = "names no episode" if isinstance(row, dict) and column in row else "is missing"
+            yield record if isinstance(row, FieldError) else Record(record.where, FieldError(column, reason))
+            if named and own != name:
+                yield from episode()
+                name, steps = own, []
+            hole, just = record.where, not named
             continue
-        if steps and row[column] != name:
+        if own != name:
             yield from episode()
-            steps = []
-        name = row[column]
+            steps, hole = [], hole if just else ""
+        name, just = own, False
         steps.append(row)
     yield from episode()
+
+
+def _is_there(cell: Any) -> bool:
+    """Whether a cell says anything: it is not empty, and not NaN."""
+    return cell is not None and cell != "" and cell == cell
 
 
 def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], reading: Reading) -> EpisodeDraft:
@@ -167,6 +197,20 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
         listed = decoded(row[name])
         return list(listed) if isinstance(listed, list | tuple) else None
 
+    def flags(what: str) -> list[bool | None]:
+        """Only the last one may be true. Where a row is an episode, one for all is the last."""
+        if (name := column(what)) is None:
+            return []
+        given = series(what)
+        cells = [_cell(row[name])] if given is None else given
+        truths = list(map(flag, cells))
+        for i, (cell, truth) in enumerate(zip(cells, truths, strict=True)):
+            if truth is None and _is_there(cell):
+                raise FieldError(name, f"is {cell!r:.40} in step {i + 1}, not true or false")
+            if truth and i < len(cells) - 1:
+                raise FieldError(name, f"is true in step {i + 1}, but steps follow")
+        return truths
+
     def value(what: str) -> Any:
         name = column(what)
         given = None if name is None else (steps[-1] if steps and what == "success" else row)[name]
@@ -182,15 +226,18 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
     unanswered = len(answers) < len(actions)
     turns = [{"action": a, "observation": o} for a, o in zip(actions, [*answers, ""], strict=False)]
     if (rewards := series("reward")) is not None:
+        if len(rewards) != len(actions):
+            counts = f"has {len(rewards)} entries, but there are {len(actions)} actions"
+            raise FieldError(reading.mapping["reward"], counts)
         score = 0.0
-        for turn, reward in zip(turns, rewards, strict=False):
+        for turn, reward in zip(turns, rewards, strict=True):
             known = isinstance(reward, int | float) and not isinstance(reward, bool)
             turn["reward"] = reward - score if known and reading.reward == "cumulative" else reward
             score = reward if known else score
-    done, cut = series("done"), series("truncated")
+    done, cut = flags("done"), flags("truncated")
     stop = None
     if done and done[-1] is not None:
-        over = bool(done[-1]) and not (cut is not None and cut[-1])
+        over = done[-1] and not (cut and cut[-1])
         stop = "terminated" if over and reading.done == "terminated" else "turn_limit"
     total = value("reward") if rewards is None else None
     mapped = {reading.mapping[what] for what in reading.mapping}

@@ -345,3 +345,33 @@ def test_numbered_steps_of_dspy_are_turns_and_nothing_is_without_a_task(tmp_path
     path.write_text(json.dumps({"trajectory": numbered}))
     _, (refusal,) = items(path, "openai")
     assert refusal.field == "question"
+
+
+@pytest.mark.parametrize("first", ["queue-operation", "system"])
+def test_notes_of_a_session_are_no_messages_and_a_prompt_that_waited_is_one(tmp_path: Path, first: str) -> None:
+    waited = {"type": "queued_command", "prompt": "Tests, too."}
+    use = [{"type": "tool_use", "id": "t", "name": "Bash", "input": {}}]
+    episode = only_of(
+        tmp_path,
+        {"type": first, "content": "Fix it.", "sessionId": "s"},
+        line("u1", None, "user", "Fix it."),
+        line("u2", "u1", "assistant", use),
+        {"type": "system", "uuid": "h", "parentUuid": "u2", "sessionId": "s", "content": "a hook ran"},
+        line("u3", "h", "user", [{"type": "tool_result", "tool_use_id": "t", "content": "ok"}]),
+        {"type": "attachment", "uuid": "q", "parentUuid": "u3", "sessionId": "s", "attachment": waited},
+        line("u4", "q", "assistant", [text("Done.")]),
+    )
+    assert (episode.start, steps(episode)) == ("Fix it.", [("Bash({})", "ok\nTests, too."), ("Done.", "")])
+    assert sum(left_out(episode).values()) == 2
+
+
+@pytest.mark.parametrize(("broken", "read"), [(-1, True), (2, False)])
+def test_a_stream_whose_last_line_is_broken_is_read_up_to_there(tmp_path: Path, broken: int, read: bool) -> None:
+    call = {"type": "function_call", "name": "sh", "arguments": "{}", "call_id": "c"}
+    payloads = [user("Fix."), call, {"type": "function_call_output", "call_id": "c", "output": "a"}, agent("Done.")]
+    lines = [json.dumps({"timestamp": "t", "type": "response_item", "payload": payload}) for payload in payloads]
+    path = tmp_path / "rollout.jsonl"
+    path.write_text("\n".join([*lines, lines[0][:9]] if read else [*lines[:broken], lines[0][:9], *lines[broken:]]))
+    episodes, (refusal,) = items(path)
+    assert [steps(episode) for episode in episodes] == [[("sh({})", "a"), ("Done.", "")]] * read
+    assert f"{refusal.record} {refusal.reason}".count(f"line {5 if read else 3}") == 1

@@ -355,3 +355,49 @@ def test_autogen_logs_a_dialogue_from_the_side_of_its_user(tmp_path: Path) -> No
     episode = only_of(tmp_path, {"chat_history": chat})
     assert (episode.start, steps(episode)) == ("Plot.", [('f({"x": 1})', "ok"), ("Good.", "Bye.")])
     assert left_out(episode) == {"name of another agent": 1}
+
+
+CALLS = ("a", "b")
+
+
+def chat_of(answers: list[str], ids: tuple[str, ...] = CALLS) -> list[Any]:
+    calls = [{"id": one, "function": {"name": name, "arguments": "{}"}} for one, name in zip(ids, CALLS, strict=True)]
+    return [
+        agent(None, tool_calls=calls),
+        *({"role": "tool", "tool_call_id": a, "content": f"of {a}"} for a in answers),
+    ]
+
+
+def blocks_of(answers: list[str]) -> list[Any]:
+    said = [{"type": "tool_result", "tool_use_id": one, "content": [text("of"), text(one)]} for one in answers]
+    said = [part | {"content": f"of {part['tool_use_id']}"} for part in said]
+    return [agent([{"type": "tool_use", "id": one, "name": one, "input": {}} for one in CALLS]), user(said)]
+
+
+def items_of(answers: list[str]) -> list[Any]:
+    calls = [{"type": "function_call", "id": "i", "call_id": one, "name": one, "arguments": "{}"} for one in CALLS]
+    return [*calls, *({"type": "function_call_output", "call_id": one, "output": f"of {one}"} for one in answers)]
+
+
+def codex_of(answers: list[str]) -> list[Any]:
+    return [{"type": "response_item", "payload": item} for item in items_of(answers)]
+
+
+@pytest.mark.parametrize("form", [chat_of, blocks_of, items_of, codex_of])
+@pytest.mark.parametrize(
+    ("answers", "seen", "missing"), [("ab", "ab", 0), ("ba", "ab", 0), ("b", "b", 1), ("", "", 0), ("bb", "bb", 0)]
+)
+def test_answers_stand_in_the_order_of_their_calls(
+    tmp_path: Path, form: Any, answers: str, seen: str, missing: int
+) -> None:
+    episode = only_of(tmp_path, {"messages": [user("Q"), *form(list(answers)), user("Go on."), agent("Done.")]})
+    observed = "\n".join([*(f"of {one}" for one in seen), "Go on."])
+    assert steps(episode) == [("a({})\nb({})", observed), ("Done.", "")]
+    assert left_out(episode) == ({"answer to a call": missing} if missing else {})
+
+
+@pytest.mark.parametrize("ids", [("a", "a"), ("a", "c"), ("a", "")])
+def test_where_ids_are_unknown_answers_stay_as_they_are(tmp_path: Path, ids: tuple[str, str]) -> None:
+    episode = only_of(tmp_path, {"messages": [user("Q"), *chat_of(["b", "a"], ids), agent("Done.")]})
+    assert episode.turns[0].observation == "of b\nof a"
+    assert left_out(episode) == {}

@@ -60,6 +60,8 @@ SAID = [
         ({"info": {"exit_status": "AgentTimeoutError"}}, Stop.ENV_TIMEOUT),
         ({"exit_reason": "error_max_turns"}, Stop.TURN_LIMIT),
         ({"exit_reason": "stuck_in_loop"}, Stop.TURN_LIMIT),
+        ({"error": "AgentStuckInLoopError: Agent got stuck in a loop"}, Stop.TURN_LIMIT),
+        ({"exit_status": "AgentStuckInLoopError"}, Stop.TURN_LIMIT),
         ({"status": "in_progress"}, Stop.TURN_LIMIT),
         ({"finish_reason": "SAFETY"}, Stop.ENV_CRASHED),
         ({"error": {"error": "SandboxError"}}, Stop.ENV_CRASHED),

@@ -109,3 +109,23 @@ def test_a_file_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
     assert all(isinstance(item, Imported) for item in good)
     assert isinstance(last, RejectedRecord)
     assert "rest" in last.record
+
+
+def test_thoughts_and_errors_of_browser_use_are_read_or_counted(tmp_path: Path) -> None:
+    thoughts = {"thinking": "A form.", "evaluation_previous_goal": None, "memory": "", "next_goal": "Send."}
+    output = thoughts | {"action": [{"wait": 3}, {"go_back": None}, {"click": {"index": 1}}]}
+    history = [
+        {"model_output": output, "result": [{"extracted_content": "Sent 1 of 2", "error": "gone"}]},
+        {"model_output": None, "result": [{"error": "no JSON"}]},
+        {"model_output": {"current_state": thoughts, "action": [{"done": {}}]}, "result": None},
+    ]
+    write(tmp_path / "w" / "result.json", {"instruction": "Mail Bob", "passed": True})
+    write(tmp_path / "w" / "history.json", {"history": history})
+    (found,) = read(tmp_path, FORMATS["browser-use"], Reading())
+    assert isinstance(found, Imported)
+    turns = [(turn.action, turn.observation, turn.info["log.thought"]) for turn in found.episode.turns]
+    assert turns == [
+        ("wait(3)\ngo_back()\nclick(index=1)", "Sent 1 of 2\ngone", "A form.\n\nSend."),
+        ("done()", "", "A form.\n\nSend."),
+    ]
+    assert found.episode.turns[-1].info["log.left_out.error of a step without an action"] == 1

@@ -393,3 +393,39 @@ def test_rewards_of_messages_are_those_of_their_turns(tmp_path: Path) -> None:
     assert dict(own.turns[-1].info) == {"log.left_out.message without an action": 1}
     assert (own.id, [turn.reward for turn in whole.turns]) == ("1", [0.0, 3.0])
     assert whole.turns[-1].info["log.left_out.reward of a message"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts", "action"),
+    [
+        ("East.\nYes.\n</think>\nwait\ngo", ["East.\nYes."], "wait\ngo"),
+        ("East.</think>\n\ngo", ["East."], "go"),
+        ("East.</think>go", ["East."], "go"),
+        ("go\n<think>\nEast", ["East"], "go"),
+        ("  <think>East", ["East"], ""),
+        ("I dropped the </think> of line 3. Next: ls", [], None),
+        ("It never ends its <think> tag.\nls", [], None),
+        ("Fix it:\n<think> is the mark\nls", [], None),
+        ("grep '</think>' a", [], None),
+    ],
+)
+def test_a_text_may_speak_of_marks(text: str, thoughts: list[str], action: str | None) -> None:
+    assert apart(text)[:2] == (thoughts, text if action is None else action)
+
+
+def test_names_of_tools_are_no_agents(tmp_path: Path) -> None:
+    calls = [{"type": "function_call", "name": name, "arguments": "{}"} for name in ("look", "take")]
+    episode = one(tmp_path, user("x"), *calls, user("ok"), agent("a", name="Ann"), user("y"), agent("b", name="Bob"))
+    assert dict(episode.turns[-1].info) == {"log.left_out.name of another agent": 1}
+
+
+def test_one_assent_is_skipped_and_a_system_message_may_be(tmp_path: Path) -> None:
+    said = [("system", "Be nice.", None), ("human", "Task.", None), ("gpt", "OK.", False), ("human", "Go.", None)]
+    kept = [*said, ("gpt", "look", True)]
+    twice = [*said, ("gpt", "look", False), *kept[-2:]]
+    records = [{"conversations": [{"from": w, "value": v, "loss": x} for w, v, x in one]} for one in (kept, twice)]
+    first, second = imported(tmp_path / "a.jsonl", *records, system=False)
+    assert isinstance(first, Trajectory)
+    assert (first.start, steps(first)) == ("Task.\n\nGo.", [("look", "")])
+    assert isinstance(second, RejectedRecord)
+    assert second.field == "conversations[4].loss"

@@ -11,6 +11,7 @@ import pytest
 from real_envs.chat_server import ChatServer
 from real_envs.importers.outcomes import LogJudge, Verdict, shown, with_outcome
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from tests.support.imported import only, write
 from tests.support.judging import Answer, judge, says
 
 
@@ -128,3 +129,22 @@ def test_a_bare_success_is_earned_at_the_end_and_worth_what_solves_in_this_log()
 def test_what_broke_is_not_with_outcome() -> None:
     broken = replace(rewarded(None, success=True), stop=StopReason.ENV_CRASHED)
     assert with_outcome(broken, 1.0) == broken
+
+
+@pytest.mark.parametrize(
+    ("observation", "seen", "reward", "success"),
+    [
+        ("Your score (min 0.0, max 1.0): 1.0\n\n1 1.0 1.0 0.0\n", "Your score (min 0.0, max 1.0): 1.0", 1.0, True),
+        ("m =\n\n1 2 3 4", "m =\n\n1 2 3 4", None, None),
+        ("rows\n1 0.5 0.5 0.0", "rows\n1 0.5 0.5 0.0", None, None),
+        ("rows\n\n1 0.5 0.5 0.0\n\nmore", "rows\n\n1 0.5 0.5 0.0\n\nmore", None, None),
+        ("pages\n5 1-2 3-4 6", "pages\n5 1-2 3-4 6", None, None),
+        ("Your score (min 0.0, max 1.0): 0.5.1", "Your score (min 0.0, max 1.0): 0.5.1", 0.5, None),
+    ],
+)
+def test_rates_of_a_runner_are_floats_at_the_end_of_an_episode(
+    tmp_path: Path, observation: str, seen: str, reward: float | None, success: bool | None
+) -> None:
+    found = only(write(tmp_path / "a.txt", f"Question: q\nAction: go\nObservation: {observation}"))
+    assert [(turn.observation, turn.reward) for turn in found.turns] == [(seen, reward)]
+    assert found.success is success

@@ -60,6 +60,18 @@ def test_a_bad_line_is_one_record_and_the_next_goes_on(tmp_path: Path) -> None:
     assert [isinstance(record.value, FieldError) for record in found] == [False, True, True, False]
 
 
+@pytest.mark.parametrize("text", ['[{"a": 1},', '[{"a": 1}] and more', '[{"a": 1}]\n\n2', '{"k": {"a": 1}} {"b": 1}'])
+@pytest.mark.parametrize("chunk", [2, 1 << 20])
+def test_what_follows_or_breaks_off_is_told(
+    tmp_path: Path, text: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.json").write_text(text)
+    monkeypatch.setattr(records, "_CHUNK", chunk)
+    good, bad = values(tmp_path / "a.json")
+    assert good == {"a": 1}
+    assert "rest of" in bad.reason
+
+
 @pytest.mark.parametrize("text", ['[{"a": 1}, {"a": ]', '[{"a": 1}, {"a"', '[{"a": 1} {"b": 2}]', '[{"a": 1}, nul]'])
 def test_an_array_that_breaks_is_read_up_to_there(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
@@ -72,6 +84,8 @@ def test_an_array_that_breaks_is_read_up_to_there(tmp_path: Path, text: str) -> 
 def test_lines_are_known_without_their_suffix_and_one_object_is_one_record(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": {}}\n{"a": {}}\n')
     assert values(tmp_path / "a.json") == [{"a": {}}, {"a": {}}]
+    (tmp_path / "c.json").write_text('[{"a": 1}]\n[{"a": 2}, 3]\n')
+    assert values(tmp_path / "c.json") == [[{"a": 1}], [{"a": 2}, 3]]
     (tmp_path / "b.json").write_text(json.dumps({"messages": [1], "reward": 1}, indent=1))
     assert values(tmp_path / "b.json") == [{"messages": [1], "reward": 1}]
 

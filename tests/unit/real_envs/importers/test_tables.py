@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -110,3 +111,57 @@ def test_arrow_is_read_as_parquet_is(tmp_path: Path, stream: bool) -> None:
     (tmp_path / "b.arrow").write_bytes(b"ARROW1 and no more")
     with pytest.raises(UserError, match="is no readable Arrow"):
         only(tmp_path / "b.arrow")
+
+
+@pytest.mark.parametrize(
+    ("broken", "kept", "refused"),
+    [(0, "b", "0a"), (1, "b", "1a"), (2, "", "2ab"), (3, "a", "3b"), (4, "a", "4b")],
+)
+@pytest.mark.parametrize("row", ["no json", '{"ep": null}', '{"ep": ""}', '{"ep": NaN}', '{"cmd": "look"}'])
+def test_an_episode_that_may_lack_a_row_is_refused(
+    tmp_path: Path, broken: int, kept: str, refused: str, row: str
+) -> None:
+    lines = [json.dumps({"ep": ep, "cmd": "look", "out": "dark", "goal": ep}) for ep in "aabb"]
+    path = write(tmp_path / "steps.jsonl", "\n".join([*lines[:broken], row, *lines[broken:]]))
+    mapping = {"episode": "ep", "action": "cmd", "observation": "out", "start": "goal"}
+    episodes, refusals = items(path, "huggingface", mapping=mapping, observation="after")
+    assert "".join(episode.start for episode in episodes) == kept
+    records = [f"line {broken + 1}", *(f"episode '{name}'" for name in refused[1:])]
+    assert [refusal.record for refusal in refusals] == records
+    assert all(f"line {broken + 1}" in refusal.reason for refusal in refusals[1:])
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "stop"),
+    [
+        ("done", ["f", "t"], "terminated"),
+        ("done", ["False", "0"], "turn_limit"),
+        ("done", True, "terminated"),
+        ("done", "False", "turn_limit"),
+        ("done", [None, ""], "turn_limit"),
+        ("done", [True, True], "is true in step 1, but steps follow"),
+        ("done", ["no", "t"], "is 'no' in step 1, not true or false"),
+        ("score", [0, 0, 1], "has 3 entries, but there are 2 actions"),
+        ("score", [1], "has 1 entries, but there are 2 actions"),
+        ("score", [0, 1], "turn_limit"),
+    ],
+)
+def test_ends_and_rewards_are_those_of_the_steps(tmp_path: Path, column: str, cells: Any, stop: str) -> None:
+    row = {"acts": ["x", "y"], "obs": ["1", "2"], "goal": "Go.", column: cells}
+    mapping = {"action": "acts", "observation": "obs", "start": "goal", {"score": "reward"}.get(column, column): column}
+    path = write(tmp_path / "rows.jsonl", json.dumps(row))
+    episodes, refusals = items(path, "huggingface", mapping=mapping, observation="after")
+    assert [e.stop.value for e in episodes] + [r.reason for r in refusals] == [stop]
+
+
+def test_a_table_with_two_columns_of_a_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="names two columns 'out'"):
+        only(write(tmp_path / "a.csv", "cmd,out,out\na,x,y"))
+
+
+def test_an_empty_id_is_none(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+    rows = [{"messages": messages, "id": "", "task_id": ""}, {"messages": messages[:1] + messages, "id": ""}]
+    episodes, refusals = items(write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows))))
+    assert ([len(episode.id) > 1 for episode in episodes], refusals) == ([True, True], [])
+    assert episodes[0].task_id.startswith("task-")
