@@ -327,7 +327,8 @@ def _train(
     links |= {nested.log: run.log, nested.model("policy-clone"): policy}
     links |= {nested.origin: run.origin} if run.origin.exists() else {}
     first = not run.summary["loop"]["round"] and config.loop.policy == "policy-clone" and not config.loop.origin
-    links |= {nested.path / name: run.path / name for name in read_beside(settings, run, critic=first)}
+    beside = read_beside(run, config.experience, bool(config.dream.hindsight), critic=first)
+    links |= {nested.path / name: run.path / name for name in beside}
     for link, target in links.items():  # relative ones, so that a run can be moved
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from imagination.runs.log import ORIGIN, open_store
 from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_envs import real_tasks
 from imagination.session import Session
-from imagination.settings import Config, UserError
+from imagination.settings import UserError
 from real_envs.env import TaskSet
 from real_envs.files import read_json, write_atomically
 from real_envs.store import StoreError, TrajectoryStore
@@ -67,21 +67,19 @@ def take_over(session: Session) -> None:
         raise UserError(f"loop.origin={name} is a run of {logged}, and env={world} is played")
     for folder in (*source.model("worldmodel").parent.glob("worldmodel*"), source.model(policy)):
         copy_folder(folder, run.model("policy-clone" if folder.name == policy else folder.name))
-    for name in read_beside(session.config, source, critic=False):
-        if name.startswith("models/"):  # supplements are of its own tasks
-            shutil.copy(source.path / name, run.path / name)
+    for name in read_beside(source, session.config.experience):
+        shutil.copy(source.path / name, run.path / name)
     copy_folder(source.log, run.origin)
     run.update({key: source.summary[key] for key in ("world_model_form", "best_return") if key in source.summary})
 
 
-def read_beside(config: Config, run: RunFolder, critic: bool) -> list[str]:
+def read_beside(run: RunFolder, experience: str, hindsight: bool = False, critic: bool = False) -> list[str]:
     """What of a run's folder, where it is there, a training reads beside games, log, world models and policy.
 
-    ``critic``: it trains the policy that the critic of `fit-critic` was fitted for.
+    ``hindsight``: it dreams of goals of this run's tasks; ``critic``: its policy is that of `fit-critic`.
     """
-    names = [f"models/{FILE}", *[f"models/{CRITIC}"] * critic]
-    names += [f"models/{config.experience}"] * bool(config.experience)
-    names += [f"supplements/{HINDSIGHT}"] * bool(config.dream.hindsight)
+    names = [f"models/{FILE}", *[f"models/{experience}"] * bool(experience)]
+    names += [f"supplements/{HINDSIGHT}"] * hindsight + [f"models/{CRITIC}"] * critic
     return [name for name in names if (run.path / name).exists()]
 
 

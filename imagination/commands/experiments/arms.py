@@ -50,7 +50,7 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     start = RunFolder(source, config.seed)
     need(start.model("policy-clone"), "clone")
     members = [f"models/{path.name}" for path in sorted(source.glob("models/worldmodel*"))]
-    members += read_beside(config, start, critic=True)
+    members += read_beside(start, config.experience, bool(config.dream.hindsight), critic=True)
     origin = hash_of(source, ["models/policy-clone", *members])
     run = RunFolder(there, config.seed, f"{fingerprint(config)}/{origin}")
     if run.summary.get("done", {}).get("arm") == run.settings:
