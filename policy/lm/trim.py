@@ -59,9 +59,9 @@ def trim_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase, texts: Seque
         if trimmed.encode(text, add_special_tokens=False) != [place[i] for i in old]:
             raise _refused(tokenizer, f"it would write {text[:60]!r} in another way")
     rows = torch.tensor(kept, device=model.device)
-    left = [table[rows] for table in _tables(model)]
+    kept_rows = [table[rows] for table in _tables(model)]
     model.resize_token_embeddings(len(kept), mean_resizing=False)
-    for table, values in zip(_tables(model), left, strict=True):
+    for table, values in zip(_tables(model), kept_rows, strict=True):
         table.copy_(values)
     for config in (model.config, model.generation_config):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
