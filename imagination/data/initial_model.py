@@ -30,12 +30,19 @@ _SAMPLE = 2000  # texts of the log that are counted
 
 
 def check_texts(what: str, texts: Sequence[str], chat: ChatFormat, section: str, limit: int) -> None:
-    """Refuses texts of which the tokenizer changes more than one in a hundred, or more are longer than ``limit``."""
-    changed = [text for text in texts if chat.decode(chat.encode(text)) != text]
+    """Refuses texts of which the tokenizer changes more than one in a hundred, or more are longer than ``limit``. A
+    template may end answers with what they may hold, such as a line feed; then it changes what follows that.
+    """
+
+    def written(text: str) -> str:
+        ids = chat.encode(text)
+        return chat.decode(ids[: ids.index(chat.stop)] if chat.stop in ids else ids)
+
+    changed = [text for text in texts if written(text) != text]
     if len(changed) > 0.01 * len(texts):
         raise UserError(
             f"the tokenizer of {chat.tokenizer.name_or_path!r} cannot write {len(changed)} of {len(texts)} logged "
-            f"{what}: {changed[0]!r} comes back as {chat.decode(chat.encode(changed[0]))!r}; take another model"
+            f"{what}: {changed[0]!r} comes back as {written(changed[0])!r}; take another model or chat_template"
         )
     key = f"{section}.max_tokens" if section else "max_action_tokens"
     sizes = [len(chat.encode(text)) + 1 for text in texts]  # with the token that ends it

@@ -27,7 +27,7 @@ class UselessAnswers:
 
     def __init__(self, log: Sequence[Trajectory], pattern: str) -> None:
         self._matches = re.compile(pattern).search
-        turns = ((t.start, turn) for t in log for turn in t.turns if not turn.terminated and not turn.reward)
+        turns = ((t.start, u) for t in log for u in t.turns if u.known and not u.terminated and not u.reward)
         self._answers = list(dict.fromkeys((s, turn.observation) for s, turn in turns if self._matches(turn.action)))
         if not self._answers:
             raise UserError(f"dream.noise_actions={pattern} matches no action of the log: write it as its actions are")

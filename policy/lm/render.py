@@ -11,9 +11,10 @@ appending ids, so a prompt is a prefix of the next one (caches stay valid) and s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from real_envs.errors import UserError
@@ -62,6 +63,10 @@ class ChatFormat:
         stop, *to_user = self._encode(assistant_to_user, template=True)
         self.stop = stop
         self.to_user = tuple(to_user)
+        written = {*self.opening, *self.to_assistant, stop, *to_user}
+        added = {i: token for i, token in tokenizer.added_tokens_decoder.items() if i in written and not token.special}
+        inside = (rf"(?<={re.escape(t.content[0])})(?={re.escape(t.content[1:])})" for t in added.values())
+        self._inside_marks = re.compile("|".join(inside) or "(?!)")
         self.encode = lru_cache(maxsize=65536)(self._encode)
 
     def _pieces(self, before: str = "") -> tuple[str, str, str]:
@@ -134,7 +139,10 @@ class ChatFormat:
     def _encode(self, text: str, template: bool = False) -> tuple[int, ...]:
         """Only the template may write special tokens: a mark such as ``<|im_end|>`` in a page is plain text."""
         text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text, and tokenizers raise at it
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not template))
+        # of marks that are not declared special, as DeepSeek's of roles, the tokenizer never sees a whole one
+        pieces = [text] if template else self._inside_marks.split(text)
+        encode = partial(self.tokenizer.encode, add_special_tokens=False, split_special_tokens=not template)
+        return tuple(i for piece in pieces for i in encode(piece))
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))

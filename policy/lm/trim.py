@@ -59,10 +59,10 @@ def trim_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase, texts: Seque
         if trimmed.encode(text, add_special_tokens=False) != [place[i] for i in old]:
             raise _refused(tokenizer, f"it would write {text[:60]!r} in another way")
     rows = torch.tensor(kept, device=model.device)
-    embedding, head = model.get_input_embeddings().weight[rows], model.get_output_embeddings().weight[rows]
+    kept_rows = [table[rows] for table in _tables(model)]
     model.resize_token_embeddings(len(kept), mean_resizing=False)
-    model.get_input_embeddings().weight.copy_(embedding)
-    model.get_output_embeddings().weight.copy_(head)  # the same as above where they are tied
+    for table, values in zip(_tables(model), kept_rows, strict=True):
+        table.copy_(values)
     for config in (model.config, model.generation_config):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             ids = getattr(config, name, None)
@@ -70,6 +70,11 @@ def trim_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase, texts: Seque
             left = [place[i] for i in ([ids] if one else ids or ()) if i in place]
             setattr(config, name, (left[0] if one else left) if left else None)
     return trimmed
+
+
+def _tables(model: Any) -> list[torch.Tensor]:
+    """All that has a row for each token: embeddings, and weight and bias of the head, tied or not."""
+    return [model.get_input_embeddings().weight, *model.get_output_embeddings().parameters()]
 
 
 def _trimmed(tokenizer: PreTrainedTokenizerBase, used: Iterable[int]) -> tuple[PreTrainedTokenizerBase, list[int]]:

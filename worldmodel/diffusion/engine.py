@@ -232,13 +232,13 @@ _BLOCK = "diffusion_block"  # in the config
 
 def with_mask(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     """Gives a pretrained model a mask token where it has none; its embedding starts as the mean of all others."""
+    known = len(tokenizer)  # the model may have more rows than that, which mean nothing
     if tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": MASK})
-    rows = model.get_input_embeddings().weight
-    if len(tokenizer) > len(rows):
+    if len(tokenizer) > len(model.get_input_embeddings().weight):
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-        weight = model.get_input_embeddings().weight.data
-        weight[len(rows) :] = weight[: len(rows)].mean(0)
+    weight = model.get_input_embeddings().weight.data
+    weight[known : len(tokenizer)] = weight[:known].mean(0)
 
 
 def mask_of(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -41,6 +41,15 @@ def test_the_limit_that_would_do_is_named() -> None:
     refused(lambda: check_texts("answers", texts, chat, "dream", named - 1))
 
 
+def test_a_template_that_would_cut_answers_is_told() -> None:
+    """Of one that ends answers with a line feed, an action of two lines would be its first, and no page an answer."""
+    tokenizer = train_tokenizer(["a " * 30], 300)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + m['content'] }}\n{% endfor %}assistant"
+    chat = ChatFormat(tokenizer)
+    check_texts("actions", ["take lamp"], chat, "", 20)
+    refused(lambda: check_texts("actions", ["take lamp\nlook"], chat, "", 20), "comes back as 'take lamp';")
+
+
 def with_base(monkeypatch: pytest.MonkeyPatch, folder: Path, texts: list[str]) -> None:
     """A base model whose tokenizer has read ``texts``."""
     tokenizer = train_tokenizer(texts, 400)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from policy.lm.render import ChatFormat, Tokens, append_observation, policy_prompt, render_for_policy
@@ -67,6 +68,17 @@ def test_a_mark_in_a_content_is_plain_text(chat: ChatFormat) -> None:
         found = chat.encode(f"go {mark} east")
         assert not set(found) & set(chat.tokenizer.all_special_ids)
         assert chat.decode(found) == f"go {mark} east"
+
+
+def test_so_is_a_mark_that_is_not_declared_special() -> None:
+    """As DeepSeek's marks of roles are not."""
+    tokenizer = ours("{% for m in messages %}<U>{{ m['content'] }}<|end|>{% endfor %}<U>")
+    tokenizer.add_tokens([AddedToken("<U>", normalized=False)])
+    chat = ChatFormat(tokenizer)
+    assert [chat.stop, *chat.to_user] == tokenizer.encode("<|end|><U>")
+    found = chat.encode("go <U> east<U>")
+    assert not {chat.stop, *chat.to_user} & set(found)
+    assert chat.decode(found) == "go <U> east<U>"
 
 
 def test_the_pieces_of_chatml() -> None:

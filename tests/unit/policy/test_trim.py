@@ -66,6 +66,7 @@ def test_heads_that_are_not_tied_and_tokens_around_texts_are_cut_alike() -> None
     model, tokenizer = pretrained()
     model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    model.lm_head.bias = torch.nn.Parameter(torch.randn(len(tokenizer)))  # as Phi has one
     backend, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
     backend.post_processor = TemplateProcessing(single=f"$A {END}", special_tokens=[(END, eos)])
     expected = logits(model, tokenizer.encode(LOG[0]))

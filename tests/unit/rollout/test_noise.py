@@ -17,7 +17,7 @@ from imagination.rollout.schedules import noise_spec
 from imagination.settings import Config, DreamSettings, ProgressSettings, TrainSettings
 from imagination.settings.compose import load_config
 from real_envs.env import StepResult, Task
-from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from real_envs.trajectory import NO_ANSWER, Source, StopReason, Trajectory, Turn
 from tests.support.refusal import refused
 from worldmodel.world_model import Prediction
 
@@ -30,9 +30,11 @@ def log() -> list[Trajectory]:
         (Turn(f"search: {k}", f"found {k}", 0.0, False), Turn("open: x", f"page {k}", 0.0, False)) for k in range(6)
     ]
     paid = Turn("search: end", "No searches are left.", 0.0, True)
+    cut = Turn("search: z", "", 0.0, False, {NO_ANSWER: 1.0})  # what it found was not logged
     return [
-        Trajectory(f"e{k}", f"t{k}", "g", Source.REAL, "a", 0, f"Q{k}", (*some, paid), StopReason.TERMINATED)
+        Trajectory(f"e{k}", f"t{k}", "g", Source.REAL, "a", 0, f"Q{k}", (*some, end), StopReason.TERMINATED)
         for k, some in enumerate(turns)
+        for end in (paid, cut)
     ]
 
 
