@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import EnvSettings, GamesSettings, UserError
 from imagination.settings.schema import build
-from real_envs.env import TaskSet
+from real_envs.env import EnvFailure, TaskSet
 from real_envs.files import check_checksums
 from real_envs.store import TrajectoryStore
 from real_envs.world import FILE, World, find_world
@@ -67,8 +68,9 @@ async def commands_of(world: World, tasks: TaskSet) -> list[str]:
     commands: dict[str, None] = {}
     env = tasks.make_env()
     for task in tasks.tasks("train"):
-        plan = (await env.reset(task, 0)).privileged["policy_commands"]
-        assert isinstance(plan, list)
-        commands |= dict.fromkeys(str(command) for command in plan)
+        with suppress(EnvFailure):  # what breaks here says so when it is played
+            plan = (await env.reset(task, 0)).privileged["policy_commands"]
+            assert isinstance(plan, list)
+            commands |= dict.fromkeys(str(command) for command in plan)
     await env.close()
     return list(commands)
