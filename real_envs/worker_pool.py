@@ -24,7 +24,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from multiprocessing.connection import Connection
@@ -327,7 +327,10 @@ class WorkerPool:
             raise EnvFailure(StopReason.ENV_CRASHED, detail) from None
         except asyncio.CancelledError:  # the answer is still to come, and must not be taken for the next one's
             worker.hang_up()
-            await asyncio.to_thread(worker.end)  # what a reset is just opening on a server is closed by its worker
+            ending = asyncio.ensure_future(asyncio.to_thread(worker.end))  # it closes what a reset is just opening
+            while not ending.done():
+                with suppress(asyncio.CancelledError):  # once more: it would be another's and still be ended
+                    await asyncio.wait((ending,))
             raise
         except BaseException:
             worker.kill()
@@ -374,34 +377,39 @@ class IsolatedEnv:
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
-        self._worker: _Worker | None = None
+        self._worker: _Worker | None = None  # not while it is asked: its answer must come before it is another's
+        self._given_up = 0  # how often an episode was, also by ``close`` in a step
 
     async def reset(self, task: Task, seed: int) -> Observation:
         self._give_back()
-        self._worker = await self._pool.lease()
-        return await self._call("reset", task, seed)
+        return await self._call(self._given_up, await self._pool.lease(), "reset", task, seed)
 
     async def step(self, action: str) -> StepResult:
         """Raises ``RuntimeError`` if no episode is under way."""
         if self._worker is None:
             raise RuntimeError("no episode is under way: reset first")
-        result: StepResult = await self._call("step", action)
-        if result.terminated or result.truncated:
-            self._give_back()
+        worker, self._worker = self._worker, None
+        result: StepResult = await self._call(self._given_up, worker, "step", action)
         return result
 
     async def close(self) -> None:
         self._give_back()
 
-    async def _call(self, method: str, *arguments: object) -> Any:
-        assert self._worker is not None
+    async def _call(self, given_up: int, worker: _Worker, method: str, *arguments: object) -> Any:
+        goes_on = False
         try:
-            return await self._pool.call(self._worker, method, *arguments)
-        except BaseException:
-            self._give_back()
-            raise
+            answer = await self._pool.call(worker, method, *arguments)
+            over = isinstance(answer, StepResult) and (answer.terminated or answer.truncated)
+            goes_on = given_up == self._given_up and not over
+            return answer
+        finally:
+            if goes_on:
+                self._worker = worker
+            else:
+                self._pool.release(worker)
 
     def _give_back(self) -> None:
+        self._given_up += 1
         if self._worker is not None:
             worker, self._worker = self._worker, None
             self._pool.release(worker)

@@ -84,6 +84,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
     plan = {"train": config.collect.episodes, "heldout": config.collect.heldout_episodes}
     episodes: list[Episode] = []
     agents = {}
+    before, earlier = real_interaction(), spent_before(run, "collect")
     commands = await commands_of(world, tasks)
     for split, per_task in plan.items():
         played = tasks.tasks(split)
@@ -97,7 +98,6 @@ async def _collect(config: Config, run: RunFolder) -> None:
                 seed = derive_seed(f"collect/{split}", config.seed, number, k)
                 episodes.append(Episode(name, task, group_id=f"{task.id}/{agent.name}", seed=seed))
                 agents[name] = agent
-    before, earlier = real_interaction(), spent_before(run, "collect")
     try:
         with (
             Bar("collect episodes", len(episodes), "turns") as bar,

@@ -108,15 +108,16 @@ def price_of(summary: Row) -> float:
 
 
 def spent_to_learn(summary: Row) -> tuple[int, int]:
-    """Real steps after the clone, as ``(spent, shared)``: of a loop all that it charged, of another run its training.
+    """Real steps after the clone, as ``(spent, shared)``: of a loop all that it charged, of another run its training;
+    and of either what its experiences were learned from.
 
     The log, with which the run and its control begin, is in neither. What scripted agents played for a loop that had no
     log is spent, and shared.
     """
-    if loop := summary.get("loop"):
-        return int(loop["charged"]), first_steps(summary)
     steps = summary.get("real_steps") or {}
-    return int(steps.get("train") or 0) + int(steps.get("probe") or 0), 0
+    if loop := summary.get("loop"):
+        return int(loop["charged"]) + int(steps.get("learn_experience") or 0), first_steps(summary)
+    return sum(int(steps.get(stage) or 0) for stage in ("learn_experience", "train", "probe")), 0
 
 
 def first_steps(summary: Row) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import EnvSettings, GamesSettings, UserError
 from imagination.settings.schema import build
-from real_envs.env import TaskSet
+from real_envs.env import EnvFailure, TaskSet
 from real_envs.files import check_checksums
-from real_envs.store import TrajectoryStore
+from real_envs.store import MANIFEST, TrajectoryStore
 from real_envs.world import FILE, World, find_world
 from real_envs.worlds.textworld import TextWorld
 
@@ -26,7 +27,7 @@ def world_settings(settings: EnvSettings, games: GamesSettings) -> Any:
 
 def logged_world(run: RunFolder) -> str | None:
     """The world that the run's log is of; ``None`` where there is no log yet."""
-    if not (run.log / "manifest.json").exists():
+    if not (run.log / MANIFEST).exists():
         return None
     return str(TrajectoryStore.open(run.log).meta.get("environment", "a world without a name"))
 
@@ -47,12 +48,21 @@ def check_world(run: RunFolder, settings: EnvSettings) -> None:
 
 def open_tasks(run: RunFolder, settings: EnvSettings, workers: int, privileged: bool = False) -> TaskSet:
     """The run's tasks and environments to play them in; the caller closes them. Raises ``UserError``: ``collect`` has
-    not made them, one is damaged, or the log is of another world; ``UnknownWorld``: the world is not installed here.
+    not made them, one is damaged or held out and trained in, or the log is of another world; ``UnknownWorld``: the
+    world is not installed here.
     """
     need(run.games / FILE, "collect")
     check_checksums(run.games)
     check_world(run, settings)
-    return find_world(settings.name).open(run.games, privileged, workers)
+    tasks = find_world(settings.name).open(run.games, privileged, workers)
+    if (run.log / MANIFEST).exists():
+        trained = TrajectoryStore.open(run.log).splits.get("train", ())
+        if both := {task.id for task in tasks.tasks("heldout")}.intersection(trained):
+            raise UserError(
+                f"{len(both)} held-out tasks, such as {min(both)}, are training tasks of {run.log}: set games.* as it "
+                "was when that log was begun, or use another run="
+            )
+    return tasks
 
 
 def can_play(run: RunFolder, settings: EnvSettings) -> bool:
@@ -67,8 +77,9 @@ async def commands_of(world: World, tasks: TaskSet) -> list[str]:
     commands: dict[str, None] = {}
     env = tasks.make_env()
     for task in tasks.tasks("train"):
-        plan = (await env.reset(task, 0)).privileged["policy_commands"]
-        assert isinstance(plan, list)
-        commands |= dict.fromkeys(str(command) for command in plan)
+        with suppress(EnvFailure):  # what breaks here says so when it is played
+            plan = (await env.reset(task, 0)).privileged["policy_commands"]
+            assert isinstance(plan, list)
+            commands |= dict.fromkeys(str(command) for command in plan)
     await env.close()
     return list(commands)

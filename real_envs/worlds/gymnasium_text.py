@@ -230,13 +230,12 @@ class BabyAIText:
         return f"Your task is to {self._env.unwrapped.mission}.\n{self._view()}"
 
     def step(self, action: str) -> Stepped | None:
-        if action == "look":
-            return Stepped(self._view(), 0.0, False, False)
+        actions = self._env.unwrapped.actions
         if action not in ACTIONS:
-            return None
+            self._done = actions.done  # to the bot: neither what was done before, once more, nor what it suggested
+            return Stepped(self._view(), 0.0, False, False) if action == "look" else None
         _, reward, terminated, truncated, _ = self._env.step(ACTIONS[action])
-        if self._bot is not None:
-            self._done = self._env.unwrapped.actions(ACTIONS[action])
+        self._done = actions(ACTIONS[action])
         # MiniGrid takes off up to nine tenths for the time it took; a solved task is worth 1 here
         return Stepped(self._view(), float(reward > 0), bool(terminated), bool(truncated))
 

@@ -148,6 +148,9 @@ def test_learning_and_measuring_are_apart() -> None:
     assert (found["learn"]["dreamed_turns"], found["measure"]["dreamed_turns"]) == (7000, None)
     assert price_of(summary) == pytest.approx(0.01)
     assert spent_to_learn(summary) == (24, 0)
+    summary["real_steps"] = {"learn_experience": 6, "train": 20, "probe": 4}
+    assert spent_to_learn(summary) == (30, 0)
+    assert spent_to_learn({**summary, "loop": LOOP}) == (506, 120)
 
 
 def test_first_episodes_of_a_loop_are_apart_and_add_up() -> None:

@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 
+from imagination.commands.collect import collect
 from imagination.evaluation.costs import real_costs, spent_before
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.spans import Span
 from imagination.runs.worlds import check_world
 from imagination.settings import Config, UserError
-from real_envs.worker_pool import PoolStats
+from real_envs.env import StepResult, Task
+from real_envs.trajectory import Observation
+from real_envs.worker_pool import PooledTasks, PoolStats
+from real_envs.world import BUILT_IN
+from tests.support.corridor_world import CorridorWorld
 
 SPENT = PoolStats(steps=40, resets=8, seconds=2.5, crashes=1, timeouts=2, garbage=3)
 
@@ -70,3 +75,36 @@ def test_a_price_is_a_number(tmp_path: Path, price: float) -> None:
 )
 def test_spans_that_meet(one: tuple[float, float], other: tuple[float, float], both: float) -> None:
     assert Span(*one).both(Span(*other)) == both
+
+
+class Broken:
+    """A ``SyncEnv`` of one step; nobody can begin the task ``away``."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        if task.id == "away":
+            raise OSError("away")
+        return Observation("A hall.", {"policy_commands": ["go east"]})
+
+    def step(self, action: str) -> StepResult:
+        return StepResult(Observation("The end."), 1.0, True, False)
+
+    def close(self) -> None: ...
+
+
+class BrokenWorld(CorridorWorld):
+    elsewhere = True
+
+    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
+        return PooledTasks({"train": [Task("here"), Task("away")], "heldout": []}, Broken, workers)
+
+
+def test_looks_for_commands_count_and_one_that_fails_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BUILT_IN, "broken", f"{__name__}:BrokenWorld")
+    config = Config()
+    config.env.name, config.collect.episodes, config.collect.workers = "broken", 2, 1
+    collect(config, tmp_path)
+    summary = RunFolder(tmp_path, 0).summary
+    assert (summary["real_steps"]["collect"], summary["real_resets"]["collect"]) == (2, 2 + 4)
+    assert summary["real_failures"]["collect"] == {"crashes": 1 + 2, "timeouts": 0, "garbage": 0}

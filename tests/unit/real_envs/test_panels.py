@@ -13,9 +13,11 @@ import pytest
 from imagination.commands.collect import generate_tasks
 from imagination.commands.panel import first_texts, panel
 from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import open_tasks
 from imagination.settings import Config, UserError
 from imagination.settings.compose import config_folder
 from real_envs.panels import Panel, digest
+from real_envs.store import TrajectoryStore
 from real_envs.world import FILE, find_world
 from real_envs.worlds.generated import GeneratedWorld, draw_distinct
 from real_envs.worlds.textworld import GameSettings, TextWorld
@@ -57,6 +59,15 @@ def test_runs_of_other_seeds_have_the_held_out_tasks_of_the_panel(written: Path,
     assert run.summary["panel"] == {"name": str(written), "digest": made.digest}
     generate_tasks(settings(2), RunFolder(tmp_path, 2))
     assert splits_of(tmp_path)["heldout"] != first["heldout"], "without a panel every seed has its own"
+
+
+def test_what_the_log_trained_on_is_not_held_out_later(tmp_path: Path) -> None:
+    """As where games.train was lowered, or a panel came later."""
+    run, config = RunFolder(tmp_path, 0), settings(0)
+    generate_tasks(config, run)
+    held = open_tasks(run, config.env, 1).tasks("heldout")[0].id
+    TrajectoryStore.create(run.log, {"train": [held], "heldout": []}, meta={"environment": "gymnasium"})
+    refused(lambda: open_tasks(run, config.env, 1), held, "games.*", error=UserError)
 
 
 @pytest.mark.parametrize(

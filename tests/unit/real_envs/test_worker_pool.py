@@ -174,6 +174,24 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_the_nex
         await pool.make_env().reset(TASK, 0)  # the cancelled one does not hold the worker
 
 
+async def test_a_worker_that_is_still_asked_is_nobody_elses() -> None:
+    """Neither where its environment is closed meanwhile, nor where a request is cancelled twice."""
+    async with WorkerPool(partial(Moody, 0.3), workers=1) as pool:
+        env = pool.make_env()
+        closed = asyncio.create_task(env.reset(Task("closed"), 0))
+        await asyncio.sleep(0.05)
+        await env.close()
+        other = pool.make_env()
+        assert (await other.reset(TASK, 0)).text.startswith("t 0 in")
+        assert (await closed).text.startswith("closed")
+        napping = asyncio.create_task(other.step("nap"))
+        for _ in range(2):
+            await asyncio.sleep(0.05)
+            napping.cancel()
+        await asyncio.gather(napping, return_exceptions=True)
+        assert (await env.reset(TASK, 1)).text.startswith("t 1 in")
+
+
 def test_one_pool_serves_successive_event_loops_and_forgotten_environments() -> None:
     pool = WorkerPool(Moody, workers=1)
     env = pool.make_env()

@@ -48,6 +48,20 @@ def test_the_bot_solves_and_a_solved_task_is_worth_one(name: str) -> None:
     game.close()
 
 
+def test_words_that_do_nothing_leave_the_plan_as_it_is() -> None:
+    game = GymnasiumGame(GymnasiumSettings("BabyAI-PutNextLocal-v0"), privileged=True)
+    for seed in range(3):
+        plan = game.reset(Task("t", {"seed": str(seed)})).privileged["policy_commands"]
+        for _ in range(100):
+            assert all(game.step(word).observation.privileged["policy_commands"] == plan for word in ("look", "dig"))
+            result = game.step(plan[0])  # type: ignore[index]
+            if result.terminated:
+                break
+            plan = result.observation.privileged["policy_commands"]
+        assert result.reward == 1.0
+    game.close()
+
+
 def test_what_a_bot_cannot_plan_has_no_plan() -> None:
     game = GymnasiumGame(GymnasiumSettings("MiniGrid-Empty-5x5-v0"), privileged=True)
     assert game.reset(Task("t", {"seed": "0"})).privileged["policy_commands"] == []
