@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from real_envs.errors import UserError
 @dataclass(frozen=True, slots=True)
 class Panel:
     """Held-out tasks. ``tasks[i]`` is how the world writes a task down (in ``games.json``), ``starts[i]`` the digest of
-    its first text."""
+    its first text. ``alike`` are tasks of training folds that begin as one of them, where the world cannot tell that
+    from a text that it has not opened yet: nobody trains in them."""
 
     world: str
     options: dict[str, Any]  # those of the world that must agree
@@ -29,6 +30,7 @@ class Panel:
     rule: str  # how the tasks were chosen, for readers
     tasks: list[Any]
     starts: list[str]
+    alike: list[Any] = field(default_factory=list)
 
     @staticmethod
     def load(path: Path) -> Panel:
@@ -43,11 +45,14 @@ class Panel:
 
     def text(self) -> str:
         """The file."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps(self._fields(), indent=1) + "\n"
 
     @property
     def digest(self) -> str:
-        return digest(json.dumps(asdict(self), sort_keys=True))
+        return digest(json.dumps(self._fields(), sort_keys=True))
+
+    def _fields(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if key != "alike" or value}
 
     def check(self, world: str, package: str, options: Mapping[str, Any]) -> None:
         """Raises ``UserError``: it is of another world, version or option than those that would be played."""
