@@ -57,7 +57,7 @@ def test_nobody_trains_in_what_begins_as_a_task_of_the_panel() -> None:
     drawn = ScienceWorld().draw(settings, {"train": 206}, 0, lambda *_: None, panel)["train"]
     assert len(drawn) == 206
     assert not [one for one in drawn if one in panel.alike]
-    with pytest.raises(UserError, match="have 206 variations in the fold train, not games.train=207"):
+    with pytest.raises(UserError, match=r"have 206 variations in the fold train, not games\.train=207"):
         ScienceWorld().draw(settings, {"train": 207}, 0, lambda *_: None, panel)
 
 
