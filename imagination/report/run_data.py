@@ -20,10 +20,7 @@ from typing import Any
 
 from imagination.evaluation.compare.alignment import replayed_pairs, still_true
 from imagination.evaluation.costs import ledger, loop_dreams, price_of, read_control, spent_to_learn, without_dreams
-from imagination.runs.fingerprint import state
-from imagination.settings import Config
-from imagination.settings.compose import saved_config
-from imagination.settings.schema import ConfigError
+from imagination.runs.fingerprint import outdated
 from real_envs.errors import UserError
 from real_envs.files import read_json, read_text
 from worldmodel.evaluation.proportions import Proportion, difference_ci95
@@ -130,7 +127,7 @@ def build_report(run: RunData, *, partial: bool = False, machine_price: float = 
     }
     if (by_rule := answered_by_rule(run.rollouts)) is not None:
         report["answered_by_rule"] = by_rule
-    report["outdated"] = _outdated(run.folder)
+    report["outdated"] = outdated(run.folder, STAGES)
     report["money"] = {**ledger(run.summary, machine_price), **_against_control(run, report)}
     if looped and report["dreamed_turns"] is None:
         report["dreamed_turns"] = loop_dreams(report)
@@ -179,15 +176,6 @@ def _against_control(run: RunData, report: Mapping[str, Any]) -> dict[str, Any]:
     spent = spent_to_learn(run.summary)
     cost = without_dreams(control, reached, *spent, price, run.summary.get("seed") or 0)
     return {"control": "real", "without_dreams": cost}
-
-
-def _outdated(folder: Path) -> list[str]:
-    """Stages that were done with other settings than those that the run has now."""
-    try:
-        config = saved_config(folder, Config)
-    except ConfigError:  # a run within another one has none
-        return []
-    return [stage for stage in STAGES if state(config, folder, stage) == "other settings"]
 
 
 def _check(report: dict[str, Any]) -> dict[str, list[str]]:
