@@ -208,9 +208,12 @@ def _command(words: Sequence[str]) -> int:
     except (KeyboardInterrupt, SystemExit) as stop:
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
             raise  # Lightning makes a plain exit(1) of Ctrl-C, after it has shut down
-        # the rest is remembered, but for files to import
-        transient = [word for word in words if word.partition("=")[0] in _PROCESSES]
-        again = shlex.join(["imagine", *words]) if stage.places else compose.command(name, config, *transient)
+        # the rest is remembered, but for files to import, and by a stage that writes nothing
+        transient = [
+            word for word in words if (key := word.partition("=")[0]) in _PROCESSES or key.endswith(compose.CONSENT)
+        ]
+        whole = stage.places or not stage.writes_run
+        again = shlex.join(["imagine", *words]) if whole else compose.command(name, config, *transient)
         if os.environ.get("RANK", "0") == "0":
             print(f"\nstopped; to go on: {again}", file=sys.stderr)
         return 130

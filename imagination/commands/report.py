@@ -9,7 +9,7 @@ from rich.text import Text
 
 from imagination.report.costs import without_dreams
 from imagination.report.run_page import write_report
-from imagination.report.run_text import terminal_table
+from imagination.report.run_text import outdated_sentences, terminal_table
 from imagination.settings import Config, UserError
 from imagination.settings.compose import command
 
@@ -39,4 +39,6 @@ def report(config: Config, folder: Path, partial: bool = True) -> None:
     numbers = json.loads((folder / "report.json").read_text())
     console.print(terminal_table(numbers))
     console.print(Text(" ".join(without_dreams(numbers))))
+    for sentence in outdated_sentences(numbers):
+        console.print(Text(f"note: {sentence}", style="yellow"))
     console.print(f"report: {page}", soft_wrap=True)

@@ -91,6 +91,10 @@ def useful_turns(episode: Trajectory) -> int:
     return len(episode.own_turns) - (episode.stop is StopReason.UNSURE)
 
 
+# below which the guard ends a dream
+_LIMITS = "dream.min_confidence (of a whole answer) or dream.min_outcome_confidence (of its reward and end)"
+
+
 def why_nothing(played: Sequence[Trajectory]) -> str:
     """Why none of them teaches anything, and what to do about it."""
     stops = dict(Counter(t.stop.value for t in played))
@@ -101,8 +105,8 @@ def why_nothing(played: Sequence[Trajectory]) -> str:
         )
     return (
         f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
-        "longer or lower dream.min_confidence; if prediction_invalid, train it longer or raise dream.max_tokens; else "
-        "raise the contexts"
+        f"longer or lower {_LIMITS}; if prediction_invalid, train it longer or raise dream.max_tokens; else raise the "
+        "contexts"
     )
 
 
@@ -113,9 +117,9 @@ def guard_note(updates: Sequence[Mapping[str, float]]) -> str:
     if share <= 0.5:
         return ""
     return (
-        f"the guard ended {share:.0%} of the dreams unpaid, as the world model was unsure of the outcome: the policy "
-        "learned from the others alone, and to stay where it is sure. Train the world model longer or on more tasks, "
-        "or lower dream.min_outcome_confidence and compare dreamed with real success (`imagine evaluate`)"
+        f"the guard ended {share:.0%} of the dreams unpaid, as the world model was unsure: the policy learned from the "
+        "others alone, and to stay where it is sure. Train the world model longer or on more tasks, or lower "
+        f"{_LIMITS} and compare dreamed with real success (`imagine evaluate`)"
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from imagination.evaluation.compare.alignment import replayed_pairs, still_true
 from imagination.evaluation.costs import ledger, loop_dreams, price_of, read_control, spent_to_learn, without_dreams
+from imagination.runs.fingerprint import outdated
 from real_envs.errors import UserError
 from real_envs.files import read_json, read_text
 from worldmodel.evaluation.proportions import Proportion, difference_ci95
@@ -84,8 +85,9 @@ def build_report(run: RunData, *, partial: bool = False, machine_price: float = 
 
     Added to the keys of ``summary.json``: ``optimism_gap`` (dreamed minus real success on train tasks) with
     ``optimism_gap_ci95``, ``change_ci95`` (after minus before, by kind of task), ``twins`` (dreams replayed in the real
-    game), ``answered_by_rule`` (not without rules), ``money`` (``ledger``, and ``without_dreams``), ``notes`` (a
-    sentence for each number that is null), ``pages`` (of other stages, in the same folder) and ``partial``.
+    game), ``answered_by_rule`` (not without rules), ``outdated`` (stages of other settings than the run has now),
+    ``money`` (``ledger``, and ``without_dreams``), ``notes`` (a sentence for each number that is null), ``pages`` (of
+    other stages, in the same folder) and ``partial``.
 
     Raises:
         ReportError: a number is missing and ``partial`` is false, or a number is of the wrong kind.
@@ -125,6 +127,7 @@ def build_report(run: RunData, *, partial: bool = False, machine_price: float = 
     }
     if (by_rule := answered_by_rule(run.rollouts)) is not None:
         report["answered_by_rule"] = by_rule
+    report["outdated"] = outdated(run.folder, STAGES)
     report["money"] = {**ledger(run.summary, machine_price), **_against_control(run, report)}
     if looped and report["dreamed_turns"] is None:
         report["dreamed_turns"] = loop_dreams(report)
@@ -165,7 +168,9 @@ def _against_control(run: RunData, report: Mapping[str, Any]) -> dict[str, Any]:
         control = read_control(control_run.metrics, control_run.rollouts, _proportion(after) if after else None)
     if control_run is None or control is None:
         itself = read_control(run.metrics, run.rollouts) is not None
-        nobody = "imported" if "import" in run.summary.get("wall_seconds", {}) else "none"
+        given = "import" in run.summary.get("wall_seconds", {})  # or the log was handed to ``Run.use_log``
+        given = given or ((run.folder / "log").exists() and not (run.folder / "games").exists())
+        nobody = "imported" if given else "none"
         return {"control": "itself" if itself else nobody, "without_dreams": None}
     reached, price = _proportion(report["policy"]["after"]["train_tasks"]), price_of(control_run.summary)
     spent = spent_to_learn(run.summary)

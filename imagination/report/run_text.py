@@ -65,7 +65,7 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
             f"{trained}real success on training tasks is {proportion(after['train_tasks'])}; "
             "what it was before was not measured."
         )
-    elif not sentences and "import" in report["wall_seconds"]:
+    elif not sentences and report["money"]["control"] == "imported":
         sentences.append("The log was imported and its world cannot be played here, so no success was measured.")
         held = report["world_model"].get("heldout_tasks")
         if held and held["n"]:
@@ -77,7 +77,14 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
         logged = count(report["real_steps"]["collect"], "real step")
         dreamed = f"; {report['dreamed_turns']:,} turns were dreamed" if report["dreamed_turns"] else ""
         sentences.append(f"The log for the world model and for cloning took {logged}{dreamed}.")
-    return sentences
+    return [*sentences, *outdated_sentences(report)]
+
+
+def outdated_sentences(report: Mapping[str, Any]) -> list[str]:
+    """One for each stage whose numbers are not of the settings that the page shows."""
+    stages = [f"`imagine {stage.replace('_', '-')}`" for stage in report["outdated"]]
+    done = "was done with other settings than the run has now, and its numbers are of those: run it again."
+    return [f"{stage} {done}" for stage in stages]
 
 
 def tripwire_note(report: Mapping[str, Any]) -> tuple[str, str] | None:

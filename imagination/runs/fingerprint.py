@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, fields, is_dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
 from imagination.settings import Config, EnvSettings
+from imagination.settings.compose import saved_config
+from imagination.settings.schema import ConfigError
 from real_envs.files import read_json
 
 # Names of folders, which processes work where, where losses are logged, what an hour costs, and what only looks at a
@@ -102,3 +105,12 @@ def state(config: Config, folder: Path, stage: str) -> State:
     if (folder / "checkpoints" / f"{stage}.ckpt").exists():
         return "stopped"
     return "other settings" if done else "not done"
+
+
+def outdated(folder: Path, stages: Iterable[str]) -> list[str]:
+    """Those of the stages that were done with other settings than those that the run has now."""
+    try:
+        config = saved_config(folder, Config)
+    except ConfigError:  # a run within another one has none
+        return []
+    return [stage for stage in stages if state(config, folder, stage) == "other settings"]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="DataclassInstance")
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{\s*[\w.]+:")  # of OmegaConf, not behind a backslash: ${oc.env:HOME}
-_CONSENT = ".trust"  # a setting of that name is the user's own to give, each time
+CONSENT = ".trust"  # a setting of that name is the user's own to give, each time
 _RUN = r"\w[\w.-]*(/\w[\w.-]*)*"  # a run's name
 
 
@@ -223,7 +223,7 @@ def remembered_overrides(folder: Path) -> list[str]:
         raise ConfigError(f"{path} is damaged: {error}; give the settings again without it") from error
     if asking := next(filter(_RESOLVER.search, overrides), None):
         raise ConfigError(f"{path}: '{asking}' would be resolved on this machine; write its value there, or remove it")
-    return [override for override in overrides if not override.partition("=")[0].endswith(_CONSENT)]
+    return [override for override in overrides if not override.partition("=")[0].endswith(CONSENT)]
 
 
 def _with_value(override_: str, config: Any) -> str:
@@ -245,7 +245,7 @@ def load_on_top(remembered: Sequence[str], typed: Sequence[str], schema: type[C]
     given = {word.partition("=")[0] for word in typed}
     for key in schema_keys(schema):
         *sections, name = key.split(".")
-        if key.endswith(_CONSENT) and key not in given:
+        if key.endswith(CONSENT) and key not in given:
             setattr(reduce(getattr, sections, config), name, False)
     return config
 

@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 from real_envs.env import StepResult, Task
@@ -213,8 +215,6 @@ def generate_games(
     No two of them start with the same observation. A seed that gives no quest, or a game that an earlier one equals,
     is replaced by a seed derived from it; the task's id holds the seed that was used.
 
-    The processes are spawned, so a script that calls this needs the usual ``if __name__ == "__main__"``.
-
     Raises:
         ValueError: seeds repeat, or a seed gave no new game after 20 derived ones.
     """
@@ -252,8 +252,14 @@ def _map(build: Callable[[int], str | None], seeds: Sequence[int], workers: int)
         yield from map(build, seeds)
         return
     # Spawned, never forked: the caller may have loaded torch and started its threads.
+    main = sys.modules["__main__"]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as executor:
-        yield from executor.map(build, seeds)
+        sys.modules["__main__"] = ModuleType("__main__")  # or each would run the caller's script again
+        try:
+            results = executor.map(build, seeds)
+        finally:
+            sys.modules["__main__"] = main
+        yield from results
 
 
 def _task(folder: Path, name: str) -> Task:

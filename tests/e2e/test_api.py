@@ -99,6 +99,7 @@ def test_the_command_goes_on_with_the_same_run(tmp_path: Path, capsys: pytest.Ca
     assert main(["list", f"output={tmp_path}", "listing.format=json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["run"], listed["stages"]) == ("mine", {"fit_world_model": "done"})
+    assert "where the world cannot be played" in run.report().read_text(), "no control is asked for"
     again = Run(tmp_path / "mine", overrides={"seed": 5})
     assert (again.config.vocab_size, again.config.seed) == (512, 5)
 

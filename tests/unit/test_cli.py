@@ -510,6 +510,19 @@ def test_ctrl_c_says_how_to_go_on(
     assert ran[-1][0].train.updates == 5
 
 
+def test_what_is_not_remembered_is_said_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(config: object, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    for module, word in (("serve", "serve.port=9000"), ("rules", "worldmodel.code.trust=true")):
+        monkeypatch.setattr(f"imagination.commands.{module}.{module}", stop)
+        words = [module, "run=mine", f"output={tmp_path}", word]
+        assert cli.main(words) == 130
+        assert capsys.readouterr().err.endswith(f": {shlex.join(['imagine', *words])}\n")
+
+
 def test_a_stopped_import_says_its_files(
     ran: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from imagination.commands.experiments.arms import (
     config_of_arm,
     markdown,
     named_runs,
+    note_kept,
     play_clone,
     prepared_run,
     slugs_of,
@@ -61,6 +62,7 @@ def ablate(config: Config, folder: Path) -> None:
         by_run = run_jobs(config.scale, compare_arms, runs, folder, config.jobs)
     else:
         check_arms(arms, folder, folder)
+        note_kept(config, folder, until="clone")
         alone = replace(config, scale=ScaleSettings())  # a seed is a job, and needs no players
         seeds = {f"seed-{seed}": (alone, folder, seed) for seed in SEEDS}
         by_run = run_jobs(config.scale, _compare_arms_of_seed, seeds, folder, config.jobs)

@@ -21,7 +21,7 @@ from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.train import train
 from imagination.evaluation.costs import KEYS, real_costs
 from imagination.loop.origin import read_beside
-from imagination.runs.fingerprint import fingerprint
+from imagination.runs.fingerprint import fingerprint, state
 from imagination.runs.lifecycle import need
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
@@ -145,12 +145,25 @@ def prepared_run(config: Config, folder: Path, seed: int, until: str = "train") 
     A stage that it has finished, with whatever settings, is not done again.
     """
     changed, path = seed_config(config, seed), folder / f"seed-{seed}"
-    for name in list(STAGES)[: list(STAGES).index(until) + 1]:
+    for name in _stages(until):
         if name not in RunFolder(path, seed).summary.get("done", {}):
             print(f"== seed {seed}: {name.replace('_', ' ')}", flush=True)
             STAGES[name](changed, path)
             give_back_memory()
     return path
+
+
+def note_kept(config: Config, folder: Path, until: str = "train") -> None:
+    """Says which stages ``prepared_run`` will keep, although they were done with other settings."""
+    for seed in SEEDS:
+        changed, path = seed_config(config, seed), folder / f"seed-{seed}"
+        if kept := [name for name in _stages(until) if state(changed, path, name) == "other settings"]:
+            what = ", ".join(kept).replace("_", " ")
+            print(f"note: {path} keeps what was done with other settings: {what}; another run= begins anew", flush=True)
+
+
+def _stages(until: str) -> list[str]:
+    return list(STAGES)[: list(STAGES).index(until) + 1]
 
 
 def fit_beside(config: Config, source: Path, there: Path) -> None:

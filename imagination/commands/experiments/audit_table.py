@@ -16,6 +16,7 @@ from imagination.commands.experiments.arms import (
     fit_beside,
     markdown,
     named_runs,
+    note_kept,
     prepared_run,
     slugs_of,
     write_results,
@@ -61,6 +62,7 @@ def audit_table(config: Config, folder: Path) -> None:
         rows, gating = list(run_jobs(config.scale, audit_models, jobs, folder, config.jobs).values()), []
     else:
         check_arms(config.audit.others, folder, folder)
+        note_kept(config, folder)
         seeds = {f"seed-{seed}": (alone, folder, seed) for seed in SEEDS}
         paths = list(run_jobs(config.scale, prepared_run, seeds, folder, config.jobs).values())
         parts = {f"{path.name}-{part}": (part, alone, path, folder) for part in PARTS for path in paths}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from imagination.commands.experiments import arms
+from imagination.runs.fingerprint import fingerprint
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 
@@ -77,3 +78,17 @@ def test_an_arm_of_a_checkpoint_has_no_tokenizer_of_the_run(source: Path, tmp_pa
     shutil.rmtree(source / "tokenizer")
     arms.train_arm(Config(), source, tmp_path / "arm")
     assert trained == [tmp_path / "arm"]
+
+
+def test_seeds_that_are_kept_with_other_settings_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Config()
+    seeded = arms.seed_config(config, 1)
+    RunFolder(tmp_path / "seed-1", 1).update(
+        {"done": {name: fingerprint(seeded, name) for name in ("collect", "fit_world_model", "train")}}
+    )
+    arms.note_kept(config, tmp_path)
+    assert capsys.readouterr().out == ""
+    config.fit.steps += 1
+    arms.note_kept(config, tmp_path, until="clone")
+    said = capsys.readouterr().out
+    assert "seed-1 keeps what was done with other settings: fit world model;" in said

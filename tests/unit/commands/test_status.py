@@ -9,9 +9,11 @@ import pytest
 
 from imagination.cli import main
 from imagination.commands.list_runs import find_runs
+from imagination.report.run_data import build_report, load_run
+from imagination.report.run_text import verdict
 from imagination.runs.fingerprint import fingerprint
 from imagination.settings import Config
-from imagination.settings.compose import load_config
+from imagination.settings.compose import load_config, resolve
 
 
 def begun(tmp_path: Path, done: list[str], *overrides: str) -> Path:
@@ -97,3 +99,14 @@ def test_runs_within_runs_are_found_and_none_is_said(tmp_path: Path, capsys: pyt
         (tmp_path / name / "summary.json").write_text("{}")
     found = [path.relative_to(tmp_path).as_posix() for path in find_runs(tmp_path)]
     assert found == ["seeds/seed-0", "seeds/seed-1/control"]
+
+
+def test_a_report_says_which_numbers_are_of_other_settings(tmp_path: Path) -> None:
+    folder = begun(tmp_path, ["train", "evaluate"], "train.updates=3")
+    config = resolve(["run=mine", f"output={tmp_path}", "train.updates=3"], Config)
+    config.remember()
+    assert build_report(load_run(folder), partial=True)["outdated"] == []
+    config.config.evaluate.episodes += 1
+    config.remember()
+    report = build_report(load_run(folder), partial=True)
+    assert [sentence[:18] for sentence in verdict(report)[-1:]] == ["`imagine evaluate`"]

@@ -165,6 +165,8 @@ def test_groups_of_both_worlds_have_numbers_of_their_own() -> None:
 
 
 def test_a_guard_that_ends_most_dreams_is_told() -> None:
-    assert "the guard ended 70% of the dreams" in guard_note([{"stop_unsure": 0.8}, {"stop_unsure": 0.6}])
+    said = guard_note([{"stop_unsure": 0.8}, {"stop_unsure": 0.6}])
+    assert "the guard ended 70% of the dreams" in said
+    assert all(f"dream.{limit}" in said for limit in ("min_confidence", "min_outcome_confidence")), "either may be it"
     assert guard_note([{"stop_unsure": 0.8}, {"dream_success": 1.0}]) == ""
     assert guard_note([]) == ""

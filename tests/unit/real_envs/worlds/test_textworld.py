@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -200,3 +203,11 @@ def test_conforms_to_the_protocol_in_a_worker(games: list[Task]) -> None:
     tasks = PooledTasks({"train": games}, TextWorldGame, workers=1)
     assert findings(tasks, plan_of(games[0])) == []
     assert tasks.pool.stats.crashes == tasks.pool.stats.timeouts == 0
+
+
+def test_a_script_without_a_guard_is_not_run_again_by_processes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from real_envs.worlds.textworld import _map\nprint(list(_map(abs, [1, -2], 2)))\n")
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=here, check=True)
+    assert done.stdout == "[1, 2]\n"
