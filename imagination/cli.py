@@ -268,17 +268,26 @@ def _completed(stage: Stage, overrides: list[str]) -> list[str]:
 def prepared(run: compose.Resolved[Any], stage: Stage) -> Iterator[None]:
     """The run's folder, locked where the stage writes into it, with configuration and overrides now written down.
 
-    A stage that only looks at what is there writes them where no other process is at work.
+    A stage that only looks at what is there writes them where no other process is at work. A command that is refused
+    before it has made anything leaves the run's own as they were.
     """
-    from imagination.runs.lock import is_locked, locked
+    from imagination.runs.lock import is_locked, locked, made
+    from real_envs.errors import UserError
 
     writes = stage.writes_run and os.environ.get("RANK", "0") == "0"  # of those that torchrun starts, the first
     with locked(run.folder, stage.name) if writes and stage.locks else nullcontext():
         if run.earlier and os.environ.get("RANK", "0") == "0":
             print(printable(f"run '{run.config.run}' goes on with: {shlex.join(run.overrides)}"), file=sys.stderr)
-        if writes and (stage.locks or ((run.folder / "summary.json").exists() and not is_locked(run.folder))):
+        saves = writes and (stage.locks or ((run.folder / "summary.json").exists() and not is_locked(run.folder)))
+        before, there = (run.remembered(), made(run.folder)) if saves and run.earlier else ({}, {})
+        if saves:
             run.remember(TRANSIENT)
-        yield
+        try:
+            yield
+        except UserError:
+            if before and made(run.folder) == there:
+                run.remember_again(before)
+            raise
 
 
 def _load(path: str) -> Any:

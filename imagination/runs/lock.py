@@ -65,6 +65,12 @@ def locked(folder: Path, stage: str) -> Iterator[None]:
             os.close(_held.pop(place))
 
 
+def made(folder: Path) -> dict[str, int]:
+    """When each file of the folder was written, but for those that a stage writes before it has made anything."""
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.stat().st_mtime_ns for name, path in files.items() if name not in _FIRST}
+
+
 def is_locked(folder: Path) -> bool:
     """Whether another process writes into ``folder``."""
     if sys.platform == "win32" or folder.resolve() in _held:

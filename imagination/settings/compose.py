@@ -265,6 +265,16 @@ class Resolved(Generic[C]):
         kept = [o for o in self.overrides if o.partition("=")[0] not in transient]
         remember_overrides([_with_value(override, self.config) for override in kept], self.folder)
 
+    def remembered(self) -> dict[str, str]:
+        """What is saved in the run folder now."""
+        files = [path for path in map(self.folder.joinpath, ("config.yaml", "overrides.json")) if path.exists()]
+        return {path.name: path.read_text(encoding="utf-8") for path in files}
+
+    def remember_again(self, saved: Mapping[str, str]) -> None:
+        """Saves what ``remembered`` had returned."""
+        for name, text in saved.items():
+            write_atomically(self.folder / name, text)
+
 
 def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:
     """The settings of a run: the overrides of this command on top of those that the run was used with before.

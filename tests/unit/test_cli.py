@@ -448,6 +448,23 @@ def test_a_mistake_does_not_change_what_a_run_remembers(ran: Calls) -> None:
     assert {path: path.read_bytes() for path in Path("outputs/mine").iterdir()} == before
 
 
+def test_a_refused_command_does_not_change_what_a_run_remembers(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.main(["train", "run=mine", "seed=1"])
+    (folder := Path("outputs/mine")).joinpath("metrics.jsonl").write_text("{}")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    stage_raises(monkeypatch, UserError("seed=2 cannot be"))
+    assert cli.main(["train", "run=mine", "seed=2"]) == 2
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+    def break_off(config: object, folder: Path) -> None:
+        (folder / "metrics.jsonl").write_text("{}\n{}")
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(sys.modules["imagination.commands.train"], "train", break_off)
+    assert cli.main(["train", "run=mine", "seed=2"]) == 2
+    assert "seed=2" in compose.remembered_overrides(folder), "something was made with it"
+
+
 # --- errors while a stage runs
 
 
