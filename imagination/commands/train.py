@@ -50,6 +50,7 @@ from policy.lm.forward import ValueHead
 from real_envs.env import Env
 from real_envs.trajectory import Source, Trajectory
 from real_envs.worker_pool import PoolStats, real_interaction
+from worldmodel.goal import Goal
 
 
 def train(
@@ -205,13 +206,15 @@ class _Data:
         if settings.tasks != "train":
             log = few_episodes(heldout_tasks(session.run), settings.task_episodes)
             known = [*known, *log]
-        log = config.worldmodel.goal.relabel_log(log) if dreamed else log
+        goal = config.worldmodel.goal if dreamed else Goal()
+        log = goal.relabel_log(log)
         starts = dream_starts(log, config.dream.max_turns) if starts is None else starts
         learned_from, validation = dict(starts), list[str]()
         if dreamed and settings.validation_tasks:
             learned_from, validation = split_starts(starts, settings.validation_tasks, session.training_seed)
         judged = {starts[name].task_id for name in validation}
-        experts = [t for t in log if t.source is Source.EXPERT and t.solved and t.task_id not in judged]
+        solved = [t for t in log if (t.earned(goal.reward) if goal.declared else t.solved)]
+        experts = [t for t in solved if t.source is Source.EXPERT and t.task_id not in judged]
         check_experts(config, len(experts))
         goals = None
         if reached := session.reached_goals():

@@ -49,7 +49,7 @@ def test_train_begins_with_the_critic_that_was_fitted_to_the_log(
         training.train(tiny, run.path)
     version = weights_version(load_model(run.model("policy-clone"), "clone", tiny.policy)[0])
     algorithm = build_algorithm(tiny.algorithm, longest_episode(tiny))
-    fitted = load_critic(run.model("critic"), made_for(version, algorithm, tiny.train))
+    fitted = load_critic(run.model("critic"), made_for(version, algorithm, tiny.train, tiny.worldmodel.goal))
     assert torch.equal(begun[1].linear.weight, fitted.linear.weight)
     assert not torch.equal(begun[0].linear.weight, fitted.linear.weight)
     assert run.summary["critic"]["transitions"] > 60

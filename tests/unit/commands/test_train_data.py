@@ -35,6 +35,6 @@ def test_no_expert_of_a_validation_task_is_imitated() -> None:
 
 def test_experts_are_those_of_the_declared_goal() -> None:
     config = Config()
-    config.worldmodel.goal = Goal("the sea")
+    config.worldmodel.goal = Goal("the sea", reward=0.25)
     data = data_of([episode("a", "the sea", 0.0), episode("b", "a hut", 1.0)], config)
     assert [t.task_id for t in data.experts] == ["a"]
