@@ -212,7 +212,7 @@ class _Import:
         if earlier is not None and earlier.ids():
             for episode in earlier.read(require_actions=False):
                 coverage.count(episode)
-                stored[episode.id] = _said(episode)
+                stored[episode.id] = _content_hash(episode)
         if labels.by is not None:
             for item in self._items():
                 if isinstance(item, Imported):
@@ -239,10 +239,12 @@ class _Import:
         """A reason quotes the record."""
         return replace(refusal, reason=self._masking.text(refusal.reason)) if self._masking else refusal
 
-    def _is_other(self, episode: Trajectory, said: int | None) -> bool:
+    def _is_other(self, episode: Trajectory, known: int | None) -> bool:
         """Whether a stored episode of the same id says something else. Masks are made only where texts differ."""
-        same = said is None or episode.id not in self._stated or said == _said(episode)  # other ids are hashes
-        return not same and said != _said(self._masked(episode))
+        same = (
+            known is None or episode.id not in self._stated or known == _content_hash(episode)
+        )  # other ids are hashes
+        return not same and known != _content_hash(self._masked(episode))
 
     def _read(self, report: ImportReport, coverage: Coverage, stored: dict[str, int]) -> set[str]:
         """The tasks of the files. New episodes, with ids that ``stored`` lacks, go to ``incoming`` and ``coverage``."""
@@ -324,7 +326,7 @@ def _earlier_log(run: RunFolder, meta: Mapping[str, object]) -> TrajectoryStore 
     return log
 
 
-def _said(episode: Trajectory) -> int:
+def _content_hash(episode: Trajectory) -> int:
     """A short digest of what was said and done; of success and rewards the log may know more than the record."""
     return hash((episode.start, *((turn.action, turn.observation) for turn in episode.turns)))
 

@@ -7,6 +7,7 @@ happened and ask what to do. Groups are numbered from 0 in the order in which th
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
 
@@ -84,10 +85,10 @@ class Lookahead:
         groups: that an update learns from.
         max_staleness: 0 plays the groups of an update after the update before it.
         version: updates that are done.
-        updates: after which nothing is learned any more; no groups begin for later ones. ``None``: without end.
+        updates: after which nothing is learned any more; no groups begin for later ones.
     """
 
-    def __init__(self, groups: int, max_staleness: int, version: int = 0, updates: int | None = None) -> None:
+    def __init__(self, groups: int, max_staleness: int, version: int = 0, updates: int = sys.maxsize) -> None:
         self.groups, self.max_staleness, self.version, self.updates = groups, max_staleness, version, updates
         self.begun = groups * version
         self.dropped = 0
@@ -95,8 +96,7 @@ class Lookahead:
 
     def begin(self) -> range:
         """Numbers of the groups that may begin now."""
-        ahead = self.version + self.max_staleness + 1
-        most = self.groups * min(ahead, ahead if self.updates is None else self.updates) + self.dropped
+        most = self.groups * min(self.version + self.max_staleness + 1, self.updates) + self.dropped
         new = range(self.begun, max(most, self.begun))
         self.begun = new.stop
         return new

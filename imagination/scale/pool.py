@@ -234,9 +234,9 @@ class PlayerPool:
         if not place.cancelled() and (error := place.exception()) is not None:
             self._mistake = error
             self._end_results(error)
-            self._told = asyncio.create_task(self._tell())
+            self._notifying = asyncio.create_task(self._notify())
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 

@@ -171,8 +171,8 @@ def _results(step: Mapping[str, Any]) -> str:
 
 def _thought(output: Mapping[str, Any]) -> str:
     """What the agent thought beside its actions; older versions have it in an object of its own."""
-    said = output | output["current_state"] if isinstance(output.get("current_state"), dict) else output
-    texts = (said.get(key) for key in ("thinking", "evaluation_previous_goal", "memory", "next_goal"))
+    given = output | output["current_state"] if isinstance(output.get("current_state"), dict) else output
+    texts = (given.get(key) for key in ("thinking", "evaluation_previous_goal", "memory", "next_goal"))
     return "\n\n".join(text.strip() for text in texts if isinstance(text, str) and text.strip())
 
 

@@ -97,7 +97,7 @@ class Dialogue:
         self.turns: list[dict[str, Any]] = []
         self.left_out: Counter[str] = Counter()
         self._calls: list[str] = []  # of the last turn, by their ids; "" where one is unknown
-        self._said: list[tuple[str, str | None]] = []  # what it was answered, with the id of the call
+        self._answers: list[tuple[str, str | None]] = []  # what it was answered, with the id of the call
 
     @property
     def unanswered(self) -> bool:
@@ -115,10 +115,10 @@ class Dialogue:
             before = turn["info"].get(THOUGHT)
             turn["info"][THOUGHT] = "\n\n".join(filter(None, (before, *thoughts)))
 
-    def answer(self, text: str, error: bool = False, said: Collection[tuple[str, str | None]] = ()) -> None:
+    def answer(self, text: str, error: bool = False, parts: Collection[tuple[str, str | None]] = ()) -> None:
         """What the world says: the start, or the rest of the last observation. Who said nothing before did not act.
 
-        ``said``: the parts of the text, each with the id of the call that it answers; ``None`` where it answers none.
+        ``parts``: those of the text, each with the id of the call that it answers; ``None`` where it answers none.
         """
         if self.unanswered and not self.turns[-1]["action"].strip() and THOUGHT not in self.turns[-1]["info"]:
             self.turns.pop()
@@ -128,22 +128,22 @@ class Dialogue:
             return
         turn = self.turns[-1]
         turn["observation"] = "\n".join(filter(None, (turn["observation"], text)))
-        self._said += said
+        self._answers += parts
         if error:
             turn["info"][f"{LOG}is_error"] = True
 
     def _put_in_order(self) -> None:
         """The answers of the last turn as its calls are, where all ids are known. A call without one is counted."""
-        calls, said, self._calls, self._said = self._calls, self._said, [], []
+        calls, parts, self._calls, self._answers = self._calls, self._answers, [], []
         if len(calls) < 2:
             return
-        answers = {call: text for text, call in said if call is not None}
-        unique = len(answers) == sum(call is not None for _, call in said) and len(set(calls)) == len(calls)
+        answers = {call: text for text, call in parts if call is not None}
+        unique = len(answers) == sum(call is not None for _, call in parts) and len(set(calls)) == len(calls)
         if not answers or not unique or "" in calls or not answers.keys() <= set(calls):
             return
         self.left_out["answer to a call"] += len(calls) - len(answers)
         in_order = (answers[call] for call in calls if call in answers)
-        texts = [text if call is None else next(in_order) for text, call in said]
+        texts = [text if call is None else next(in_order) for text, call in parts]
         self.turns[-1]["observation"] = "\n".join(filter(None, texts))
 
     def end(self, stop: StopReason | None, called: bool = False, judged: bool = False) -> StopReason | None:

@@ -120,7 +120,7 @@ class Parts:
         return "\n".join(text for text in self.texts if text)
 
     @property
-    def said(self) -> list[tuple[str, str | None]]:
+    def answer_parts(self) -> list[tuple[str, str | None]]:
         """Its texts, each with the id of the call that it answers."""
         return [(text, self.answered.get(i)) for i, text in enumerate(self.texts)]
 

@@ -223,7 +223,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         elif speaker != SYSTEM or dialogue.turns or reading.system:
             dialogue.left_out["call of the user's own tool"] += len(own_calls)
             if not own_calls or parts.text:
-                dialogue.answer(parts.text, parts.error, parts.said)
+                dialogue.answer(parts.text, parts.error, parts.answer_parts)
         earned = value.get("reward")
         if earned is not None and (isinstance(earned, bool) or not isinstance(earned, int | float)):
             raise FieldError(f"{at}.reward", f"is {earned!r:.40}, not a number")

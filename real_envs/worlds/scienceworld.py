@@ -146,10 +146,9 @@ class ScienceWorld(GeneratedWorld):
         """
         folds = {split: settings.heldout_fold if split == "heldout" else "train" for split in counts}
         variations = _variations(settings, set(folds.values()))
-        for task in panel.alike if panel else ():
-            numbers = variations["train"].get(task["family"], []) if "train" in variations else []
-            if int(task["variation"]) in numbers:
-                numbers.remove(int(task["variation"]))
+        alike = {(task["family"], int(task["variation"])) for task in (panel.alike if panel else ())}
+        for family, numbers in variations.get("train", {}).items():
+            numbers[:] = [number for number in numbers if (family, number) not in alike]
         splits: dict[str, list[dict[str, str]]] = {}
         for split, count in counts.items():
             splits[split] = _draw(variations[folds[split]], count, derive_seed(f"scienceworld/{split}", seed))

@@ -130,10 +130,13 @@ def test_another_episode_of_the_same_id_is_refused(tmp_path: Path, capsys: pytes
     first, second = (episode(0, trial) | {"id": trial} for trial in range(2))
     assert imagine(tmp_path, "import", str(write(tmp_path / "a.jsonl", first))) == 0
     changed = first | {"messages": [*first["messages"], {"role": "assistant", "content": "go on"}]}
-    for record, said in ((first, "1 episodes added, 1 were in the log already"), (changed, "0 episodes added, 1 were")):
+    for record, printed in (
+        (first, "1 episodes added, 1 were in the log already"),
+        (changed, "0 episodes added, 1 were"),
+    ):
         assert imagine(tmp_path, "import", str(write(tmp_path / "b.jsonl", record, second))) == 0
         out = capsys.readouterr().out
-        assert said in out
+        assert printed in out
         assert ("1 records refused" in out) is (record is changed)
     assert "line 1, field 'id' is '0', like that of another episode of the log" in out
 

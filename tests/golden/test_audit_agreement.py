@@ -59,7 +59,7 @@ def test_a_malformed_dream_is_no_loss_guarded_or_not() -> None:
 def test_bounds_are_those_of_what_is_measured() -> None:
     """A share and a mean of absolute gaps are never below 0, however few tasks are drawn."""
     chance = random.Random(0)
-    found = []
+    metrics = []
     for seed in range(20):
         played = []
         for policy, task in itertools.product("pqr", range(5)):
@@ -67,8 +67,8 @@ def test_bounds_are_those_of_what_is_measured() -> None:
             dreamed, replayed = real ^ (chance.random() < 0.1), real and chance.random() < 0.3
             played.append(replace(triple(policy, task, dreamed, replayed, real), task_id=str(task)))
         measured = agreement_metrics(played, seed)
-        found += [measured[key]["ci95"] for key in ("mean_absolute_gap", "cr_pairwise")]
-    assert all(0 <= low <= high <= 1 for low, high in filter(None, found))
+        metrics += [measured[key]["ci95"] for key in ("mean_absolute_gap", "cr_pairwise")]
+    assert all(0 <= low <= high <= 1 for low, high in filter(None, metrics))
 
 
 def test_success_by_hand() -> None:

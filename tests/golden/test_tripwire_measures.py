@@ -165,14 +165,14 @@ def test_pay_that_the_guard_withheld_contradicts_nothing() -> None:
     """Ringing pays at once, as the rules know; a dream in which it pays nothing is false, or was doubted."""
 
     def rung(k: int, reward: float, **info: bool) -> Trajectory:
-        turns = tuple(Turn(*said, False) for said in (("wait", "Time passes.", 0.0),) * (k % 3))
+        turns = tuple(Turn(*steps, False) for steps in (("wait", "Time passes.", 0.0),) * (k % 3))
         ring = Turn("ring bell", "It rings.", reward, False, info)
         return replace(episode(str(k), task=str(k)), id=str(k), turns=(*turns, ring))
 
     rules = mine_rules([rung(k, 1.0) for k in range(800)])
 
-    def inconsistent(*told: Trajectory) -> int:
-        return int(measured(*told, rules=rules)[0].inconsistent)
+    def inconsistent(*dreams: Trajectory) -> int:
+        return int(measured(*dreams, rules=rules)[0].inconsistent)
 
     assert inconsistent(rung(1, 1.0)) == 0
     assert inconsistent(rung(1, 0.0)) == 1

@@ -90,5 +90,5 @@ def test_seeds_that_are_kept_with_other_settings_are_named(tmp_path: Path, capsy
     assert capsys.readouterr().out == ""
     config.fit.steps += 1
     arms.note_kept(config, tmp_path, until="clone")
-    said = capsys.readouterr().out
-    assert "seed-1 keeps what was done with other settings: fit world model;" in said
+    printed = capsys.readouterr().out
+    assert "seed-1 keeps what was done with other settings: fit world model;" in printed

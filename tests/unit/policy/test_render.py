@@ -76,9 +76,9 @@ def test_so_is_a_mark_that_is_not_declared_special() -> None:
     tokenizer.add_tokens([AddedToken("<U>", normalized=False)])
     chat = ChatFormat(tokenizer)
     assert [chat.stop, *chat.to_user] == tokenizer.encode("<|end|><U>")
-    found = chat.encode("go <U> east<U>")
-    assert not {chat.stop, *chat.to_user} & set(found)
-    assert chat.decode(found) == "go <U> east<U>"
+    ids = chat.encode("go <U> east<U>")
+    assert not {chat.stop, *chat.to_user} & set(ids)
+    assert chat.decode(ids) == "go <U> east<U>"
 
 
 def test_the_pieces_of_chatml() -> None:

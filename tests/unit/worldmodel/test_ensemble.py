@@ -147,18 +147,18 @@ def test_members_with_the_same_weights_agree() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.8])
 def test_a_given_opening_tells_nobody_apart(temperature: float) -> None:
-    model, found = EnsembleWorldModel(members(temperature, seeds=(4, 4))), 0
+    model, answered = EnsembleWorldModel(members(temperature, seeds=(4, 4))), 0
     for seed in range(200):
         try:
             alone = asyncio.run(model.members[0].write("HALL", [], "go", seed, opening="HALL"))
-            told = asyncio.run(model.predict("HALL", [], "go", seed, opening="HALL"))
+            prediction = asyncio.run(model.predict("HALL", [], "go", seed, opening="HALL"))
         except PredictionInvalid:
             continue
-        found += 1
-        assert told.disagreement == pytest.approx(0.0, abs=1e-6)
+        answered += 1
+        assert prediction.disagreement == pytest.approx(0.0, abs=1e-6)
         rest = teacher_forced(model.members[0], alone)[len(CHAT.encode("HALL")) :]
-        assert told.confidence == pytest.approx(math.exp(sum(rest)), rel=1e-3)
-    assert found
+        assert prediction.confidence == pytest.approx(math.exp(sum(rest)), rel=1e-3)
+    assert answered
 
 
 def test_a_seed_draws_the_member_and_all_are_drawn() -> None:

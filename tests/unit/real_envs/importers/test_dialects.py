@@ -369,9 +369,9 @@ def chat_of(answers: list[str], ids: tuple[str, ...] = CALLS) -> list[Any]:
 
 
 def blocks_of(answers: list[str]) -> list[Any]:
-    said = [{"type": "tool_result", "tool_use_id": one, "content": [text("of"), text(one)]} for one in answers]
-    said = [part | {"content": f"of {part['tool_use_id']}"} for part in said]
-    return [agent([{"type": "tool_use", "id": one, "name": one, "input": {}} for one in CALLS]), user(said)]
+    results = [{"type": "tool_result", "tool_use_id": one, "content": [text("of"), text(one)]} for one in answers]
+    results = [part | {"content": f"of {part['tool_use_id']}"} for part in results]
+    return [agent([{"type": "tool_use", "id": one, "name": one, "input": {}} for one in CALLS]), user(results)]
 
 
 def items_of(answers: list[str]) -> list[Any]:

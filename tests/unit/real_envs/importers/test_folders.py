@@ -121,11 +121,11 @@ def test_thoughts_and_errors_of_browser_use_are_read_or_counted(tmp_path: Path) 
     ]
     write(tmp_path / "w" / "result.json", {"instruction": "Mail Bob", "passed": True})
     write(tmp_path / "w" / "history.json", {"history": history})
-    (found,) = read(tmp_path, FORMATS["browser-use"], Reading())
-    assert isinstance(found, Imported)
-    turns = [(turn.action, turn.observation, turn.info["log.thought"]) for turn in found.episode.turns]
+    (episodes,) = read(tmp_path, FORMATS["browser-use"], Reading())
+    assert isinstance(episodes, Imported)
+    turns = [(turn.action, turn.observation, turn.info["log.thought"]) for turn in episodes.episode.turns]
     assert turns == [
         ("wait(3)\ngo_back()\nclick(index=1)", "Sent 1 of 2\ngone", "A form.\n\nSend."),
         ("done()", "", "A form.\n\nSend."),
     ]
-    assert found.episode.turns[-1].info["log.left_out.error of a step without an action"] == 1
+    assert episodes.episode.turns[-1].info["log.left_out.error of a step without an action"] == 1

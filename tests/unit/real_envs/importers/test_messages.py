@@ -420,9 +420,9 @@ def test_names_of_tools_are_no_agents(tmp_path: Path) -> None:
 
 
 def test_one_assent_is_skipped_and_a_system_message_may_be(tmp_path: Path) -> None:
-    said = [("system", "Be nice.", None), ("human", "Task.", None), ("gpt", "OK.", False), ("human", "Go.", None)]
-    kept = [*said, ("gpt", "look", True)]
-    twice = [*said, ("gpt", "look", False), *kept[-2:]]
+    messages = [("system", "Be nice.", None), ("human", "Task.", None), ("gpt", "OK.", False), ("human", "Go.", None)]
+    kept = [*messages, ("gpt", "look", True)]
+    twice = [*messages, ("gpt", "look", False), *kept[-2:]]
     records = [{"conversations": [{"from": w, "value": v, "loss": x} for w, v, x in one]} for one in (kept, twice)]
     first, second = imported(tmp_path / "a.jsonl", *records, system=False)
     assert isinstance(first, Trajectory)

@@ -145,6 +145,6 @@ def test_what_broke_is_not_with_outcome() -> None:
 def test_rates_of_a_runner_are_floats_at_the_end_of_an_episode(
     tmp_path: Path, observation: str, seen: str, reward: float | None, success: bool | None
 ) -> None:
-    found = only(write(tmp_path / "a.txt", f"Question: q\nAction: go\nObservation: {observation}"))
-    assert [(turn.observation, turn.reward) for turn in found.turns] == [(seen, reward)]
-    assert found.success is success
+    episode = only(write(tmp_path / "a.txt", f"Question: q\nAction: go\nObservation: {observation}"))
+    assert [(turn.observation, turn.reward) for turn in episode.turns] == [(seen, reward)]
+    assert episode.success is success

@@ -210,8 +210,8 @@ def test_one_task_may_begin_in_several_ways() -> None:
     open_ = [episode(" ".join(way), *attic(("open door", *way))[1:]) for way in itertools.product(WORDS, repeat=3)]
     open_ = [replace(t, start="OPEN") for t in open_]
     cuts = [replace(t, turns=(*t.turns[:k], cut)) for t in ATTIC for k in range(4)]
-    found = learn_refusals([*cuts, *(t for pair in zip(ATTIC, open_, strict=False) for t in pair), *ATTIC])
-    assert found == learn_refusals(ATTIC)
+    refusals = learn_refusals([*cuts, *(t for pair in zip(ATTIC, open_, strict=False) for t in pair), *ATTIC])
+    assert refusals == learn_refusals(ATTIC)
 
 
 def test_a_log_without_shared_beginnings_teaches_no_refusal() -> None:
