@@ -188,6 +188,10 @@ def _command(words: Sequence[str]) -> int:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     run = compose.resolve([word for word in overrides if word != DRY_RUN], _load("imagination.settings:Config"))
     config, folder = run.config, run.folder
+    if any(word.startswith(("env=", "env.name=")) for word in overrides):
+        worlds = _load("real_envs.world:world_names")()
+        if config.env.name not in worlds:
+            raise unknown("env", config.env.name, worlds)
     sharing = [getattr(config, key) for key in _PROCESSES]
     shared = int(os.environ.get("WORLD_SIZE", "1")) > 1 or not {0, 1, "ddp"}.issuperset(sharing)
     if shared:

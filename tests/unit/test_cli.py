@@ -277,6 +277,7 @@ def test_no_word_at_all_is_a_mistake_that_shows_the_help(capsys: pytest.CaptureF
         ("fit_world_model", "'fit_world_model'; 'fit-world-model'?"),
         ("train algorithm=gpro", "algorithm 'gpro'; 'grpo'?"),
         ("train preset=dmeo", "preset 'dmeo'; 'demo'?"),
+        ("train env=scienceword", "env 'scienceword'; 'scienceworld'?"),
         ("train algoritm=ppo", "key 'algoritm'; 'algorithm'?"),
         ("train algorithm.cliprange=0.1", "'algorithm.cliprange'; 'algorithm.clip_low' 'algorithm.clip_high'?"),
         ("train trian.updates=1", "'trian.updates'; 'train.updates'?"),

@@ -28,7 +28,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_envs import real_tasks
 from imagination.session import Session
 from imagination.settings import Config, UserError
-from imagination.settings.compose import load_on_top, remembered_overrides
+from imagination.settings.compose import load_on_top, merge_overrides, remembered_overrides
 from real_envs.files import write_atomically
 from real_envs.worker_pool import real_interaction
 from worldmodel.evaluation.proportions import summarise
@@ -204,8 +204,8 @@ def slugs_of(arms: Arms) -> dict[str, str]:
 
 
 def config_of_arm(path: Path, folder: Path, settings: str) -> Config:
-    """A run's own settings with those of an arm on top; a run made here has the settings of ``folder``. Raises
-    ``UserError``: they contradict each other; ``ConfigError``: a setting has no such key, or not that type.
+    """A run's own settings, on top those of the experiment in ``folder``, on top those of an arm. Raises ``UserError``:
+    they contradict each other; ``ConfigError``: a setting has no such key, or not that type.
     """
     config = _config_with(path, folder, settings)
     config.seed = int(RunFolder(path, config.seed).summary["seed"])
@@ -213,7 +213,7 @@ def config_of_arm(path: Path, folder: Path, settings: str) -> Config:
 
 
 def _config_with(path: Path, folder: Path, settings: str) -> Config:
-    own = remembered_overrides(path) or remembered_overrides(folder)
+    own = merge_overrides(remembered_overrides(path), remembered_overrides(folder))
     config = load_on_top(own, shlex.split(settings), Config)
     check(config)
     return config

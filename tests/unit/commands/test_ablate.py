@@ -58,15 +58,16 @@ def test_arms_are_compared_on_tasks_never_seen_pair_by_pair() -> None:
     assert "- changed: `as the run is`; less plain, never seen: +0.62 [+0." in table
 
 
-def test_an_arm_has_the_settings_of_its_run_and_its_own_on_top(tmp_path: Path) -> None:
+def test_an_arm_has_the_settings_of_its_run_then_of_the_command_then_its_own(tmp_path: Path) -> None:
     run, here = tmp_path / "run", tmp_path / "here"
     RunFolder(run, seed=7)
     remember_overrides(["train.updates=3", "train.lr=0.1"], here)
     ours = config_of_arm(run, here, "train.lr=0.2 algorithm=ppo")
     assert (ours.train.updates, ours.train.lr, ours.algorithm.name, ours.seed) == (3, 0.2, "ppo", 7)
-    remember_overrides(["train.updates=4"], run)
-    theirs = config_of_arm(run, here, "")
-    assert (theirs.train.updates, theirs.train.lr, theirs.algorithm.name) == (4, Config().train.lr, "grpo")
+    remember_overrides(["train.updates=4", "train.group_size=6"], run)
+    theirs = config_of_arm(run, here, "algorithm=rloo")
+    assert (theirs.train.updates, theirs.train.group_size) == (3, 6)
+    assert (theirs.train.lr, theirs.algorithm.name) == (0.1, "rloo")
 
 
 @pytest.mark.parametrize(
