@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from real_envs.env import EnvFailure, StepResult, Task
@@ -27,7 +28,7 @@ from real_envs.errors import UserError
 from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
-from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, commands, read_goal
+from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, count_places, read_goal, search
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints, in_worker
 
 GAME = "game.tw-pddl"
@@ -128,10 +129,16 @@ def remember_work() -> None:
 
 
 class AlfworldGame(Game):
-    """A game from its file; ``policy_commands`` solve it from here, see ``real_envs.worlds.alfworld_plans``."""
+    """A game from its file; ``policy_commands`` are what an expert does next, see ``real_envs.worlds.alfworld_plans``.
 
-    def __init__(self, privileged: bool = False) -> None:
+    Args:
+        usual: how many things of a kind lay in places of another in the training tasks.
+    """
+
+    def __init__(self, privileged: bool = False, usual: Mapping[tuple[str, str], int] = MappingProxyType({})) -> None:
         super().__init__(privileged)
+        self._usual = usual
+        self._looked: set[str] = set()
         self._path = ""
         self._names = Names("")
         self._goal: AlfworldGoal | None = None
@@ -150,6 +157,7 @@ class AlfworldGame(Game):
             self._names, self._goal = Names(problem), read_goal(problem)
             self._path = task.spec["path"]
         self._state, self._over = self._simulator.reset(), False
+        self._looked.clear()
         return self._text()
 
     def _act(self, action: str) -> StepResult:
@@ -169,11 +177,12 @@ class AlfworldGame(Game):
         return clean(self._names.plain(self._state["feedback"]))
 
     def _plan(self) -> list[str]:
-        """What solves the game from here; nothing where no rule knows a way, or it is over."""
+        """What an expert does next; nothing where no rule knows a way, or it is over."""
         if self._goal is None or self._over:
             return []
         facts = Facts((fact.name, *(argument.name for argument in fact.arguments)) for fact in self._state["_facts"])
-        return [self._names.plain(command) for command in commands(self._goal, facts)]
+        self._looked.update(facts.in_sight())
+        return [self._names.plain(command) for command in search(self._goal, facts, self._looked, self._usual)]
 
     def _hints(self) -> dict[str, object]:
         admissible = [self._names.plain(command) for command in self._state["admissible_commands"]]
@@ -257,7 +266,10 @@ class Alfworld(GeneratedWorld):
         return Task(drawn["id"], {"path": str(path)}, world_facts=tuple(drawn["facts"]))
 
     def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[AlfworldGame]:
-        return partial(AlfworldGame, privileged)
+        if not privileged:
+            return partial(AlfworldGame)
+        train = self.drawn(folder)[1]["train"]
+        return partial(AlfworldGame, True, count_places(fact for task in train for fact in task.world_facts))
 
 
 def _drawn(game: Path, folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from real_envs.worlds.alfworld import (
     clean,
     world_facts,
 )
-from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, commands, read_goal
+from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, commands, count_places, read_goal, search
 from tests.support.played import by_plan, findings, generated
 from tests.support.refusal import refused
 
@@ -85,6 +85,21 @@ def test_a_plan_is_written_from_any_state() -> None:
     assert commands(AlfworldGoal("pentype", lamp="desklamptype"), Facts(held)) == ["go to desk_1", "use lamp_1"]
     assert commands(AlfworldGoal("pentype", "desktype"), Facts(HOUSE)) == []  # the pen is nowhere
     assert commands(AlfworldGoal("mugtype", "bedtype"), Facts(HOUSE)) == []
+
+
+def test_the_expert_looks_for_what_it_has_not_seen_where_such_things_were_elsewhere() -> None:
+    usual = count_places(["mug 3 in drawer 7", "mug 1 in drawer 2", "mug 1 in sinkbasin 1", "pen 1 in desk 1"])
+    assert usual == {("mug", "drawer"): 2, ("mug", "sinkbasin"): 1, ("pen", "desk"): 1}
+    goal, house = AlfworldGoal("mugtype", "desktype"), Facts(HOUSE)
+    assert search(goal, house, set(), usual) == ["go to drawer_1", "open drawer_1"]
+    assert search(goal, house, {"drawer_1"}, usual) == commands(goal, Facts([f for f in HOUSE if f[1] != "mug_2"]))
+    assert search(goal, house, {"desk_1"}, {}) == ["go to drawer_1", "open drawer_1"]
+    two, seen = AlfworldGoal("mugtype", "desktype", count=2), {"sink_1"}
+    assert search(two, house, seen, usual)[-1] == "put mug_2 in/on desk_1"  # the first, before the second is found
+    assert search(AlfworldGoal("pentype", lamp="desklamptype"), house, {*house.at}, usual) == []  # the pen is nowhere
+    at_drawer = [*(fact for fact in HOUSE if fact[0] != "atlocation"), ("atlocation", "agent", "loc_1")]
+    assert Facts(at_drawer).in_sight() == []
+    assert Facts([*at_drawer, ("opened", "drawer_1")]).in_sight() == ["drawer_1"]
 
 
 def test_a_game_is_translated_once() -> None:
