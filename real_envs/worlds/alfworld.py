@@ -16,17 +16,17 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from real_envs.env import EnvFailure, StepResult, Task
+from real_envs.env import Agent, EnvFailure, StepResult, Task
 from real_envs.errors import UserError
 from real_envs.panels import Panel
-from real_envs.scripted_agents import CommandGrammar
+from real_envs.scripted_agents import CommandGrammar, expert, noisy
 from real_envs.seeding import derive_seed
 from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, count_places, read_goal, search
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints, in_worker
@@ -264,6 +264,11 @@ class Alfworld(GeneratedWorld):
     def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:
         path = self.settings(**settings).folder / drawn["path"]
         return Task(drawn["id"], {"path": str(path)}, world_facts=tuple(drawn["facts"]))
+
+    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
+        """Half of the episodes err seldom: a search is long, and who errs at every third step shows little of one."""
+        careful = ((expert(self.language), 0.25), (noisy(0.05, 0.25, self.language), 0.25))
+        return [*careful, *((agent, share / 2) for agent, share in super().behaviours(elsewhere))]
 
     def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[AlfworldGame]:
         if not privileged:
