@@ -58,6 +58,15 @@ def test_long_texts_are_cut_in_a_question() -> None:
     assert "98000 more characters" in asked[0]
 
 
+@ON_LINUX
+def test_a_reward_that_was_not_logged_is_shown_as_unknown() -> None:
+    first, second = LOG[0], LOG[1]
+    unpaid = replace(first, turns=tuple(replace(turn, reward=None) for turn in first.turns))
+    _, asked = written(NOTHING, [unpaid, second])
+    assert asked[0].count("(reward unknown") == len(first.turns)
+    assert asked[0].count("(reward ") == len(first.turns) + len(second.turns)
+
+
 def test_code_is_found_in_an_answer() -> None:
     assert source_of("def step(): 1") == "def step(): 1"
     assert source_of("think\n```\nold\n```\nmore\n```python\nnew\n```\nend") == "new\n"
