@@ -53,6 +53,11 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
             "train.observation_coef learns from what the real world says, and no episode is played there: set "
             "train.world=real or train.real_share, or train.observation_coef=0"
         )
+    if train.oversample > 1 and train.played_per_group == train.group_size:
+        yield (
+            f"train.oversample={train.oversample} of train.group_size={train.group_size} is no episode more: raise one "
+            "of them, or set train.oversample=1"
+        )
     if not 0 <= dream.branch <= 1:
         yield f"dream.branch must lie in [0, 1], got {dream.branch}"
     if not 0 < dream.min_weight <= 1:
@@ -158,6 +163,11 @@ def _branches(config: Config, algorithm: Algorithm) -> Iterator[str]:
         yield (
             "dream.branch_share is for dreams that are judged by their rewards and all learned from: set it to 0, or "
             "train.world=dream, train.process='', train.process_coef=0 and train.oversample=1"
+        )
+    if not round(config.dream.branch_share * train.group_size):
+        yield (
+            f"dream.branch_share={config.dream.branch_share} of train.group_size={train.group_size} is no episode: "
+            "raise one of them, or set dream.branch_share=0"
         )
     if algorithm.sampling.overlong_buffer or (algorithm.kl.kl_coef and algorithm.kl.kl_in == "reward"):
         yield (
