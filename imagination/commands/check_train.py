@@ -47,11 +47,16 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
         yield "dream.hindsight and dream.noise are of dreams, and train.world=real has none: set both to 0"
     yield from _real_share(config)
     yield from _ahead(config)
-    yield from _branches(config)
+    yield from _branches(config, algorithm)
     if train.observation_coef and train.world != "real" and not most(train.real_share):
         yield (
             "train.observation_coef learns from what the real world says, and no episode is played there: set "
             "train.world=real or train.real_share, or train.observation_coef=0"
+        )
+    if train.oversample > 1 and train.played_per_group == train.group_size:
+        yield (
+            f"train.oversample={train.oversample} of train.group_size={train.group_size} is no episode more: raise one "
+            "of them, or set train.oversample=1"
         )
     if not 0 <= dream.branch <= 1:
         yield f"dream.branch must lie in [0, 1], got {dream.branch}"
@@ -144,8 +149,8 @@ def _ahead(config: Config) -> Iterator[str]:
         )
 
 
-def _branches(config: Config) -> Iterator[str]:
-    part, train = ALGORITHMS[config.algorithm.name].advantage, config.train
+def _branches(config: Config, algorithm: Algorithm) -> Iterator[str]:
+    part, train = algorithm.advantage, config.train
     if not config.dream.branch_share:
         return
     if not (part.needs_groups and part.adds_up) or part.judges_turns:
@@ -158,6 +163,16 @@ def _branches(config: Config) -> Iterator[str]:
         yield (
             "dream.branch_share is for dreams that are judged by their rewards and all learned from: set it to 0, or "
             "train.world=dream, train.process='', train.process_coef=0 and train.oversample=1"
+        )
+    if not round(config.dream.branch_share * train.group_size):
+        yield (
+            f"dream.branch_share={config.dream.branch_share} of train.group_size={train.group_size} is no episode: "
+            "raise one of them, or set dream.branch_share=0"
+        )
+    if algorithm.sampling.overlong_buffer or (algorithm.kl.kl_coef and algorithm.kl.kl_in == "reward"):
+        yield (
+            "dream.branch_share trains tokens that several dreams begin with in one of them, and the others would not "
+            "pay for them: set it to 0, or algorithm.overlong_buffer=0 and algorithm.kl_in=loss"
         )
 
 

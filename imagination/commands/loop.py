@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ def loop(config: Config, folder: Path) -> None:
 
 def check(config: Config) -> None:
     """Raises ``UserError``: the settings cannot work together."""
-    check_train.check(config)
+    beside = most(config.loop.real_share) > 0  # real episodes, whose observations can be learned from
+    check_train.check(replace(config, train=replace(config.train, observation_coef=0.0)) if beside else config)
     if most(config.train.real_share) or config.train.world == "real":
         raise UserError(
             "the loop charges every real step to loop.budget, and training beside dreams takes its own: set "
@@ -296,6 +298,8 @@ def train_round(session: Session) -> dict[str, Any]:
         settings.train.real_share = loop.real_share
         learned["staleness"] = settings.train.updates - 1 + updates.get(source, loop.updates) * loop.overlap
         learned["learned_from"] = sum(map(len, recorded.groups))
+    else:
+        settings.train.observation_coef = 0.0
     if not improved.exists():
         if loop.horizon == "audited":
             turns, most_turns = state.get("true_turns"), settings.dream.max_turns

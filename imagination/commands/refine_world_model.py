@@ -143,10 +143,12 @@ def _train(session: Session, algorithm: Algorithm) -> None:
         algorithm,
         replace(
             config.train,
+            updates=settings.updates,
             lr=settings.lr,
             minibatches=settings.minibatches,
             epochs=1,
             expert_coef=settings.supervised_coef,
+            expert_form="cross_entropy",
             process_coef=0.0,
         ),
         lambda step, metrics: run.record(NAME, step, metrics),

@@ -332,7 +332,8 @@ class ExperienceCollector:
         played = await self._play(first, longest, world)
         if rest:
             rest = branch_off(rest, played)
-            self.left_out -= sum(len(episode.task.dreamed) for episode in rest)
+            shared = sum(len(episode.task.dreamed) for episode in rest)
+            self.left_out, self.turns = self.left_out - shared, self.turns - shared
             played = [t for group in by_group([*played, *await self._play(rest, longest)]).values() for t in group]
         return self._kept(played)
 

@@ -115,8 +115,11 @@ def resample_on_correct(
     right = [k for k in usable if group[k].solved]
     wrong = [k for k in usable if not group[k].solved]
     count = min(keep, len(usable))
-    good = round(count * len(right) / max(1, len(usable)))
-    good = min(max(good, bool(right)), count - bool(wrong and count))
+    if count == 1:  # one kind has to vanish
+        good = int(rng.random() * len(usable) < len(right))
+    else:
+        good = round(count * len(right) / max(1, len(usable)))
+        good = min(max(good, bool(right)), count - bool(wrong and count))
     # the largest u ** (1 / weight) are such draws without replacement (Efraimidis and Spirakis 2006)
     keys = {k: rng.random() ** (penalties[k] + PENALTY_FLOOR) for k in right}
     kept = [*rng.sample(wrong, count - good), *sorted(right, key=keys.__getitem__, reverse=True)[:good]]

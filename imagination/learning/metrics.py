@@ -131,7 +131,7 @@ def turns_lost(played: Sequence[Trajectory], longest: int) -> int:
 def realised_shares(batch: RowBatch) -> dict[str, float]:
     """Share of each source in the trained tokens: ``{"tokens_dream": 0.9, "tokens_expert": 0.1}``."""
     counts: Counter[str] = Counter()
-    for number, acts in zip(batch.source.tolist(), batch.action_mask, strict=True):
+    for number, acts in zip(batch.source.tolist(), batch.action_mask & batch.trained_mask, strict=True):
         counts[SOURCES[number].value] += int(acts.sum())
     total = sum(counts.values()) or 1
     return {f"tokens_{source}": count / total for source, count in sorted(counts.items())}

@@ -112,12 +112,16 @@ def test_it_plays_beside_learning_and_says_how_stale_that_is(
     folder, config = Path(shutil.copytree(cloned, tmp_path / "run")), loop_settings(budget=24)
     play_in_corridors(Counted(folder / "world.txt"), monkeypatch.setattr)
     config.loop.overlap, config.loop.updates, config.train.checkpoint_every = True, 2, 1
+    config.train.observation_coef = 0.05
     found = run_loop(folder, config)
     first, second, *later = found["loop"]["rounds"]
     assert (first["learned_from"], second["learned_from"]) == (0, 0), "nothing was played before"
     assert later
     assert [line["staleness"] for line in later] == [3] * len(later), "two updates of this round, less one, and two"
     assert all(line["learned_from"] for line in later)
+    updates = [RunFolder(folder / f"loop/round-{k:03}", 0).metrics("train") for k in range(2 + len(later))]
+    predicted = [any("observed_tokens" in line for line in lines) for lines in updates]
+    assert predicted == [False, False, *[True] * len(later)], "what the real world said in the episodes learned from"
     charged = found["loop"]["charged"]
     assert charged == found["real_steps"]["loop"] == len((folder / "world.txt").read_text().splitlines()) == 24
 

@@ -15,6 +15,7 @@ import pytest
 
 from imagination.commands.train import train
 from imagination.data.augmentation import write_supplement
+from imagination.learning.collector import ExperienceCollector
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, ProgressSettings, SelfImitationSettings
@@ -153,10 +154,18 @@ def test_branches_and_failed_tasks_equal_two_updates_then_a_kill_then_two_more(
     plant(monkeypatch, Lottery)
     config = settings(4, failure_share=0.7, groups=4, group_size=4)
     config.dream.branch_share, config.dream.branch, config.train.lr = 0.5, 0.0, 1e-4
+    dreamed: list[int] = []
+
+    def speed(self: ExperienceCollector) -> dict[str, float]:
+        dreamed.append(self.turns)
+        return {}
+
+    monkeypatch.setattr(ExperienceCollector, "speed", speed)
     straight = equal_after_a_kill(cloned, tmp_path, monkeypatch, config)
     assert all(line["played_turns"] < line["turns"] for line in straight), (
         "turns that two dreams share are dreamed once"
     )
+    assert dreamed[0] == sum(line["played_turns"] for line in straight), "nor do they make the training look faster"
     assert any(line["failed_tasks"] for line in straight)
     assert all(0 <= line["failed_tasks"] <= 2 for line in straight)
 

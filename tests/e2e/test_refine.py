@@ -7,12 +7,14 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
 
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.refine_world_model import Answers, no_worse, refine_world_model
+from imagination.learning.policy_module import PolicyModule, Update
 from imagination.rollout.engines import Engines
 from imagination.rollout.world_models import form_of
 from imagination.runs.log import read_log
@@ -70,6 +72,26 @@ def test_a_half_trained_world_model_gets_better(half_trained: Path, tmp_path: Pa
     lines = RunFolder(run, 0).metrics("refine_world_model")
     assert [line["step"] for line in lines] == list(range(15))
     assert lines[0]["expert_loss"] > 0  # logged episodes take part
+
+
+def test_refining_has_a_length_and_an_imitation_of_its_own(
+    half_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rate that falls over the policy's two updates would be below 0 in the third; an expert's advantage is nobody's
+    here, and what is logged would teach nothing."""
+    run, config = Path(shutil.copytree(half_trained, tmp_path / "run")), half_trained_settings()
+    config.refine.updates, config.train.updates, config.train.lr_end, config.train.expert_form = 3, 2, 0.1, "luffy"
+    rates: list[float] = []
+    honest = PolicyModule._optimise
+
+    def optimise(self: PolicyModule, batch: Any, update: Update, optimizer: Any) -> Any:
+        rates.append(optimizer.param_groups[0]["lr"])
+        return honest(self, batch, update, optimizer)
+
+    monkeypatch.setattr(PolicyModule, "_optimise", optimise)
+    refine_world_model(config, run)
+    assert rates == pytest.approx([1e-3, 5.5e-4, 1e-4])
+    assert all(line["expert_loss"] > 0 for line in RunFolder(run, 0).metrics("refine_world_model"))
 
 
 @pytest.mark.parametrize("metric", ["behr", "embedding"])

@@ -80,6 +80,13 @@ def test_failures_are_drawn_uniformly_whatever_their_penalty() -> None:
     assert [found[str(k)] / 4000 for k in range(4)] == pytest.approx([0.5] * 4, abs=0.03)
 
 
+def test_a_single_one_is_solved_as_often_as_the_episodes_are() -> None:
+    """As for PPO, with one episode a start: kept for the failures' sake, nothing would ever be solved."""
+    group = [episode(WON)] * 3 + [episode(LOST)]
+    kept = [t for seed in range(4000) for t in resample_on_correct(group, 1, [0.0] * 4, random.Random(seed))]
+    assert sum(t.solved for t in kept) / 4000 == pytest.approx(0.75, abs=0.03)
+
+
 def test_what_broke_is_kept_only_where_there_is_nothing_else() -> None:
     """A malformed prediction is the action's doing and counts as unsolved; a crash is nobody's."""
     group = [episode(LOST, CRASH), episode(WON), episode(LOST, INVALID), episode(LOST, CRASH)]

@@ -153,19 +153,20 @@ async def _wrong(model: CodeWorldModel, turns: Sequence[Logged]) -> list[tuple[L
 def _failure(logged: Logged, got: str) -> str:
     episode, k = logged
     turn = episode.turns[k]
-    truth = _answer(turn.observation, turn.reward or 0.0, turn.terminated)
+    truth = _answer(turn.observation, turn.reward, turn.terminated)
     before = _described(episode, episode.turns[max(0, k - _BEFORE) : k])
     left_out = f"\n({k - _BEFORE} first turns are left out here)" if k > _BEFORE else ""
     return f"{before}{left_out}\n> {turn.action}\nExpected: {truth}\nYour program gave {got}"
 
 
 def _described(episode: Trajectory, turns: Sequence[Turn]) -> str:
-    lines = [f"> {t.action}\n{_answer(t.observation, t.reward or 0.0, t.terminated)}" for t in turns[:_SHOWN]]
+    lines = [f"> {t.action}\n{_answer(t.observation, t.reward, t.terminated)}" for t in turns[:_SHOWN]]
     return "\n".join([f"The first text: {_cut(episode.start)}", *lines])
 
 
-def _answer(observation: str, reward: float, terminated: bool) -> str:
-    return f"{_cut(observation)}\n(reward {reward:g}{', the end' if terminated else ''})"
+def _answer(observation: str, reward: float | None, terminated: bool) -> str:
+    earned = "unknown" if reward is None else f"{reward:g}"
+    return f"{_cut(observation)}\n(reward {earned}{', the end' if terminated else ''})"
 
 
 def _cut(text: str) -> str:

@@ -94,7 +94,7 @@ def unanswered_turns(rules: RuleSet, log: Sequence[Trajectory]) -> list[tuple[Tr
             continue
         for k, turn in enumerate(trajectory.turns):
             history = trajectory.turns[:k]
-            if rules.answer(trajectory.start, history, turn.action, trajectory.id) is None:
+            if turn.known and rules.answer(trajectory.start, history, turn.action, trajectory.id) is None:
                 turns.append((trajectory, k))
         rules.release(trajectory.id)
     return turns
@@ -108,7 +108,7 @@ def _described(rules: RuleSet, shown: Iterable[tuple[Trajectory, int]]) -> str:
     for number, (episode, k) in enumerate(shown, start=1):
         before = [f"> {t.action}\n{t.observation}" for t in episode.turns[max(0, k - _BEFORE) : k]]
         turn = episode.turns[k]
-        outcome = f"(reward {turn.reward or 0:g}{', the end' if turn.terminated else ''})"
+        outcome = f"(reward {turn.reward:g}{', the end' if turn.terminated else ''})"
         answer = f"The action to foretell: {turn.action}\nThe answer: {turn.observation} {outcome}"
         parts.append("\n".join([f"Example {number}. The first text: {episode.start}", *before, answer]))
     return "\n\n".join(parts)

@@ -136,6 +136,12 @@ def changed_config(**sections: dict[str, Any]) -> Config:
         ({"dream": {"branch_share": 0.5}, "algorithm": {"name": "istar"}}, r"istar has others: (?!.*istar)"),
         ({"dream": {"branch_share": 0.5}, "train": {"world": "real"}}, r"set it to 0, or train\.world=dream"),
         ({"dream": {"branch_share": 0.5}, "train": {"oversample": 2.0}}, r"train\.oversample=1"),
+        # settings that would change nothing
+        ({"dream": {"branch_share": 0.04}}, r"branch_share=0\.04 of train\.group_size=12 is no episode"),
+        ({"train": {"oversample": 1.04}}, r"oversample=1\.04 of train\.group_size=12 is no episode more"),
+        # a dream that goes on from another would be fined for its own tokens alone, and look better than that one
+        ({"dream": {"branch_share": 0.5}, "algorithm": {"overlong_buffer": 4}}, r"algorithm\.overlong_buffer=0"),
+        ({"dream": {"branch_share": 0.5}, "algorithm": {"kl_coef": 0.1, "kl_in": "reward"}}, r"algorithm\.kl_in=loss"),
         (
             {"train": {"failure_share": 0.5, "max_staleness": 1}, "scale": {"name": "ray"}},
             r"set dream\.branch_share=0 and train\.failure_share=0",

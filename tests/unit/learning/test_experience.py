@@ -450,6 +450,8 @@ def test_what_the_real_world_says_after_an_action_is_observed() -> None:
         played = episode([0.0, 0.0, 1.0], source=source, trace=trace(owners, [0, 1, 1, 2]))
         batch = collate([row_of(played)], pad=0)
         assert batch.observed[0].tolist() == [c == "E" for c in expected]
+    cut = replace(played, source=Source.REAL, stop=StopReason.TURN_LIMIT, trace=trace(f"{owners}SE", [0, 1, 1, 2]))
+    assert row_of(cut).observed.nonzero()[:, 0].tolist() == [4, 8, 12], "the row goes on to the state it was cut in"
 
 
 def test_the_observations_after_the_least_sure_actions() -> None:

@@ -174,5 +174,11 @@ def test_added_episodes_make_up_their_share() -> None:
 
 
 def test_realised_shares_count_trained_tokens() -> None:
-    mixed = [Row([1] * 5, [True, False, True, True, False], Source.DREAM), Row([1] * 2, [False, True], Source.EXPERT)]
-    assert realised_shares(collate(mixed, pad=0)) == {"tokens_dream": 0.75, "tokens_expert": 0.25}
+    """A real episode without an advantage is there for what the world said, and none of its own tokens is trained."""
+    made = [True, False, True, True, False]
+    mixed = [
+        Row([1] * 5, made, Source.DREAM, rl_weight=[0.5 * m for m in made]),
+        Row([1] * 2, [False, True], Source.EXPERT, ce_weight=[0.0, 1.0]),
+        Row([1] * 5, made, Source.REAL, observed=[False, True, False, False, False]),
+    ]
+    assert realised_shares(collate(mixed, pad=0)) == {"tokens_dream": 0.75, "tokens_expert": 0.25, "tokens_real": 0.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from dataclasses import replace
@@ -12,6 +13,7 @@ from imagination.settings.models import CodeSettings
 from real_envs.chat_server import ChatServer
 from tests.support.judging import judge, says
 from tests.support.tiny import TASKS, logged_episode
+from worldmodel.code.world_model import CodeWorldModel
 from worldmodel.code.write import Written, source_of, write_world
 
 LOG = [logged_episode(task, number) for task in TASKS for number in range(40)]
@@ -56,6 +58,31 @@ def test_long_texts_are_cut_in_a_question() -> None:
     _, asked = written(NOTHING, long)
     assert max(map(len, asked)) < 60_000
     assert "98000 more characters" in asked[0]
+
+
+@ON_LINUX
+def test_a_reward_that_was_not_logged_is_shown_as_unknown() -> None:
+    first, second = LOG[0], LOG[1]
+    unpaid = replace(first, turns=tuple(replace(turn, reward=None) for turn in first.turns))
+    _, asked = written(NOTHING, [unpaid, second])
+    assert asked[0].count("(reward unknown") == len(first.turns)
+    assert asked[0].count("(reward ") == len(first.turns) + len(second.turns)
+
+
+@ON_LINUX
+def test_nothing_runs_before_an_answer_is_there() -> None:
+    """Else an engine steps with those that are answered by then, and two equal trainings round differently."""
+
+    async def order() -> list[str]:
+        seen, model = list[str](), CodeWorldModel(NOTHING)
+        other = asyncio.create_task(asyncio.to_thread(seen.append, "other"))
+        await model.predict("S", (), "look", 0)
+        seen.append("answer")
+        await other
+        model.close()
+        return seen
+
+    assert asyncio.run(order()) == ["answer", "other"]
 
 
 def test_code_is_found_in_an_answer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,8 @@ def test_a_proposal_answers_only_where_no_earlier_rule_does(fewer: RuleSet) -> N
 def test_it_is_shown_turns_that_no_rule_answers(fewer: RuleSet) -> None:
     for episode, k in unanswered_turns(fewer, LOG)[::50]:
         assert fewer.answer(episode.start, episode.turns[:k], episode.turns[k].action) is None
+    unmeasured = [replace(t, turns=tuple(replace(turn, reward=None) for turn in t.turns)) for t in LOG]
+    assert unanswered_turns(fewer, unmeasured) == []
     with judge(lambda asked: says(json.dumps(WALL))) as server:
         found = ask_for_rules(fewer, LOG, ChatServer(server.url, "m", backoff=0.0), 2, seed=0)
     assert (found.questions, found.failed, found.proposed, len(found.rules)) == (2, 0, 1, 1)
