@@ -308,6 +308,35 @@ def test_a_mistake_is_one_line(words: str, tokens: str, ran: Calls, capsys: pyte
     assert not Path("outputs").exists()
 
 
+@pytest.mark.parametrize(
+    ("word", "bound"),
+    [
+        ("seed=-1", "0 or more"),
+        ("train.seed=4294967296", "less than"),
+        ("train.updates=-1", "0 or more"),
+        ("train.lr=nan", "0 or more"),
+        ("worldmodel.goal.reward=nan", "a number"),
+        ("policy.heads=0", "1 or more"),
+        ("clone.steps=0", "1 or more"),
+        ("train.checkpoint_every=0", "1 or more"),
+        ("dream.max_turns=0", "1 or more"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_by_its_name(word: str, bound: str) -> None:
+    refused(
+        lambda: compose.load_config([word], real_settings.Config),
+        word.partition("=")[0].rpartition(".")[2],
+        bound,
+        error=ConfigError,
+    )
+
+
+def test_what_may_be_negative_stays_so() -> None:
+    words = ["train.process_coef=-0.1", "worldmodel.goal.reward=-1", "env.options.depth=-3"]
+    config = compose.load_config(words, real_settings.Config)
+    assert (config.train.process_coef, config.worldmodel.goal.reward, config.env.options["depth"]) == (-0.1, -1, -3)
+
+
 def test_nothing_alike_lists_what_there_is() -> None:
     names = "algorithm.name, algorithm.clip_low, algorithm.clip_high"
     refused(lambda: load("algorithm.zzz=1"), "algorithm.zzz", names, error=ConfigError)
@@ -454,6 +483,10 @@ def test_a_refused_command_does_not_change_what_a_run_remembers(ran: Calls, monk
     before = {path: path.read_bytes() for path in folder.iterdir()}
     stage_raises(monkeypatch, UserError("seed=2 cannot be"))
     assert cli.main(["train", "run=mine", "seed=2"]) == 2
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    stage_raises(monkeypatch, ZeroDivisionError("of ours"))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["train", "run=mine", "seed=2"])
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
     def break_off(config: object, folder: Path) -> None:
