@@ -269,8 +269,9 @@ class Coverage:
         unknown = self.episodes - self.failed - self.success_known
         if unknown > 0:
             yield (
-                f"success is unknown in {unknown} of {self.episodes} episodes: give success or rewards, or "
-                "imports.solved_at=<total reward>; until then dreams have no goal to train a policy on"
+                f"success is unknown in {unknown} of {self.episodes} episodes: give success, or rewards that total 1 "
+                "where it is solved, or imports.solved_at=<total reward>; until then dreams have no goal to train a "
+                "policy on"
             )
         elif self.solved == 0:
             yield "no episode is solved: dreams never see a success; add some, or clone.agents of another log"
