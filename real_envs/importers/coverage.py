@@ -278,7 +278,10 @@ class Coverage:
         elif self.solved == self.episodes:
             yield "every episode is solved: dreams never see a failure, and forgive mistakes; add failed episodes"
         if self.rewarded_turns == 0:
-            yield "no turn has a reward: a world model learns none, so a goal must be declared (worldmodel.goal)"
+            yield (
+                "no turn has a reward: a world model learns none, so a goal must be declared by "
+                "worldmodel.goal.observation=PATTERN, what the world says when a task is solved"
+            )
         elif self.rewarded_episodes < self.episodes - self.empty:
             yield f"{self.episodes - self.empty - self.rewarded_episodes} episodes have no reward at all"
         if self.contradictions:
