@@ -26,6 +26,7 @@ from imagination.session import Session
 from imagination.settings import Config, UserError, WorldModelSettings
 from policy.lm.backbone import BASE_FOLDER, load_tokenizer, save_checkpoint
 from policy.lm.batch import Row
+from policy.lm.engines.inprocess.decode import check_attention
 from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat
 from policy.lm.settings import AUTO, BASE
@@ -90,6 +91,8 @@ def fit_world_model(config: Config, folder: Path) -> None:
                 answers = [answer for t in examples.episodes for answer in form.answers(t.start, t.turns)]
                 check_texts("answers", answers, chat, "dream", config.dream.max_tokens)
                 context = context_of(model, settings)
+                if config.engine.name == "inprocess" and settings.kind != "diffusion":
+                    check_attention(model.config, context)
                 world_models.check_thoughts(config.dream.max_tokens, thoughts, examples.episodes, chat, form, context)
                 rows = [row for of_episode in examples.rows(chat) for row in of_episode]
                 rows = fitting(rows, context, "worldmodel.context")
