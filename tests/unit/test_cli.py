@@ -28,6 +28,7 @@ from imagination import settings as real_settings
 from imagination.cli import STAGES
 from imagination.learning.algorithms import ALGORITHMS
 from imagination.report.run_data import ReportError
+from imagination.runs.worlds import world_settings
 from imagination.settings import compose
 from imagination.settings.models import CorpusWorld
 from imagination.settings.schema import (
@@ -620,6 +621,13 @@ def test_every_stage_names_a_function_that_exists(stage: cli.Stage) -> None:
 def test_the_help_names_only_sections_that_exist() -> None:
     named = {section for stage in STAGES.values() for section in stage.sections}
     assert named <= set(schema_keys(real_settings.Config))
+
+
+def test_an_option_of_a_world_that_is_a_text_may_look_like_a_number() -> None:
+    words = ["env=agentgym", "env.options.url=http://h:1", "env.options.train=0", "env.options.heldout=1"]
+    config = compose.load_config(words, real_settings.Config)
+    made = world_settings(config.env, config.games)
+    assert (made.train, made.heldout) == ("0", "1")
 
 
 def test_a_world_without_a_file_is_chosen_by_its_name_and_options_may_hold_commas() -> None:
