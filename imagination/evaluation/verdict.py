@@ -173,9 +173,9 @@ def _rewards(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
 
 def _confidence(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
     own = _widest(audit)
-    if not own or own["calibration"]["whole"]["ece"]["value"] is None:
+    whole = own["calibration"]["whole"] if own else None
+    if own is None or whole is None or whole["ece"]["value"] is None or whole["ece"]["n"] < settings.least_n:
         return []
-    whole = own["calibration"]["whole"]
     if whole["ece"]["value"] <= settings.max_ece:
         return [f"Its confidence can be used as a guard: calibration error {show(whole['ece'])} ({own['about']})."]
     way = "too sure of itself" if whole["confidence"] > whole["right"] else "not sure enough of itself"
