@@ -139,6 +139,9 @@ def _horizon(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
         drift = audit["sets"].get(name, {}).get("drift")
         if not drift or not drift["n"]:
             continue
+        if drift["n"] < settings.least_n:
+            sentences.append(f"Along {where} no horizon is known: there are fewer than {settings.least_n} episodes.")
+            continue
         safe, at = horizon(drift, settings.min_open_loop, settings.least_n), drift["exact_at"]
         after = at.get(str(safe + 1))
         then = "" if after is None else f"; at turn {safe + 1} it is {show(after)}"
