@@ -276,7 +276,6 @@ def prepared(run: compose.Resolved[Any], stage: Stage) -> Iterator[None]:
     before it has made anything leaves the run's own as they were.
     """
     from imagination.runs.lock import is_locked, locked, made
-    from real_envs.errors import UserError
 
     writes = stage.writes_run and os.environ.get("RANK", "0") == "0"  # of those that torchrun starts, the first
     with locked(run.folder, stage.name) if writes and stage.locks else nullcontext():
@@ -288,7 +287,7 @@ def prepared(run: compose.Resolved[Any], stage: Stage) -> Iterator[None]:
             run.remember(TRANSIENT)
         try:
             yield
-        except UserError:
+        except Exception:
             if before and made(run.folder) == there:
                 run.remember_again(before)
             raise

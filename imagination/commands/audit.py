@@ -89,7 +89,7 @@ def run_audit(config: Config, folder: Path) -> dict[str, Any]:
     spent = real_interaction() - before
     measured |= {"seconds": round(time.monotonic() - begin, 1), "real_steps": spent.steps}
     measured |= {"verdict": verdict(measured, config.audit), "targets": targets(measured, config.audit)}
-    measured["forecast"] = forecast(measured)
+    measured["forecast"] = forecast(measured, least_n=config.audit.least_n)
     run.update({**real_costs("audit", spent, config.env.price), "wall_seconds": {"audit": measured["seconds"]}})
     for path, text in zip(
         audit_files(folder, config.audit.world_model),

@@ -24,14 +24,10 @@ def check(config: Config) -> Algorithm:
 
 def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
     train, dream = config.train, config.dream
-    if min(train.epochs, train.minibatches, train.groups, train.group_size) < 1:
-        yield "train.epochs, .minibatches, .groups and .group_size must be 1 or more"
     try:
         algorithm.check_run(group_size=train.group_size, steps_per_update=train.epochs * train.minibatches)
     except ValueError as error:
         yield str(error)
-    if train.extra_groups < 0:
-        yield f"train.extra_groups must be 0 or more, got {train.extra_groups}"
     if train.extra_groups and not algorithm.sampling.drop_equal_groups:
         yield (
             f"train.extra_groups plays on for groups that are left out, and {algorithm.name} leaves none out: set it "

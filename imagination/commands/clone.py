@@ -14,6 +14,7 @@ from imagination.runs.models import context_of
 from imagination.runs.processes import leave
 from imagination.settings import CloneSettings, Config, UserError
 from policy.lm.backbone import load_checkpoint, save_checkpoint
+from policy.lm.engines.inprocess.decode import check_attention
 from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat, policy_text
 from real_envs.seeding import derive_seed
@@ -53,6 +54,8 @@ def clone(config: Config, folder: Path) -> None:
         texts = [policy_text(turn, t.id in with_thoughts) for t in episodes for turn in t.turns]
         check_texts("actions", texts, chat, "", config.max_action_tokens)
         context, weight = context_of(model, config.policy), config.clone.observation_weight
+        if config.engine.name != "vllm":
+            check_attention(model.config, context)
         rows = [
             imitation_row(chat, t, thoughts=True)
             if t.id in with_thoughts

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from imagination.rollout.world_models import UNFINISHED
 from imagination.runs import processes
+from imagination.runs.log import rewarded
 from imagination.session import Session
 from imagination.settings import UserError
 from worldmodel.calibration import FILE
@@ -30,8 +31,7 @@ def fit_code(session: Session) -> None:
             "server, such as http://localhost:8000/v1, and worldmodel.code.model to its name there"
         )
     train, held = (settings.goal.relabel_log(log) for log in session.log)
-    if all(turn.reward is None for t in train for turn in t.turns):
-        raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
+    rewarded(run, train, settings.goal)
     server = settings.code.open("worldmodel.code")
     try:
         written = write_world(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from imagination.commands.panel import chosen_panel, first_texts, world_of_panel
 from imagination.evaluation.costs import real_costs, spent_before
-from imagination.rollout.play import Episode, Provenance, Watch, play_all
+from imagination.rollout.play import Episode, Provenance, Watch, note_broken, play_all
 from imagination.runs.lifecycle import run_stage
 from imagination.runs.log import open_store
 from imagination.runs.progress_bar import Bar
@@ -112,7 +112,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
                 bar.count(len(trajectory.turns))
                 writer.add(trajectory)
 
-            await play_all(
+            finished = await play_all(
                 episodes,
                 tasks.make_env,
                 lambda episode: agents[episode.id],
@@ -123,4 +123,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
             )
     finally:  # also after Ctrl-C: what was played was played
         run.update(real_costs("collect", earlier + (real_interaction() - before), config.env.price))
+    note_broken(
+        finished, "; nothing is learned from these, and this run plays none again: mend that, with another run="
+    )
     await tasks.close()

@@ -68,8 +68,6 @@ def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> Non
     if config.compare.show:
         console.print(pair_view(_find(folder, config.compare.show), console.width))
         return
-    if min(config.compare.episodes, config.compare.logged) < 0 or config.compare.temperature < 0:
-        raise UserError("compare.episodes, compare.logged and compare.temperature must not be negative")
     run = open_run(config, folder)
     run.forget("compare")
     before = real_interaction()

@@ -19,12 +19,14 @@ from imagination.evaluation.world_model_eval import heldout_tasks, language_metr
 from imagination.learning.supervised import NextToken, Objective, SupervisedTrainer
 from imagination.rollout import world_models
 from imagination.runs.lifecycle import run_stage
+from imagination.runs.log import rewarded
 from imagination.runs.models import context_of
 from imagination.runs.processes import leave
 from imagination.session import Session
 from imagination.settings import Config, UserError, WorldModelSettings
 from policy.lm.backbone import BASE_FOLDER, load_tokenizer, save_checkpoint
 from policy.lm.batch import Row
+from policy.lm.engines.inprocess.decode import check_attention
 from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat
 from policy.lm.settings import AUTO, BASE
@@ -69,12 +71,10 @@ def fit_world_model(config: Config, folder: Path) -> None:
             return
         world_models.check_room(config.worldmodel, config.dream)
         session = Session(config, run)
-        train = session.log.train
+        train = rewarded(run, session.log.train, config.worldmodel.goal)
         chosen = chosen_model(run, config.worldmodel, config.vocab_size, train)
         settings = replace(config.worldmodel, model=chosen)
         form, thoughts = world_models.form_of(settings, train), world_models.thoughts_of(config.worldmodel, train)
-        if all(turn.reward is None for t in train for turn in t.turns):
-            raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
         known = load_tokenizer(BASE_FOLDER) if settings.model == BASE else None
         examples = WorldModelExamples.of(train, form, settings, config.fit, config.seed, known)
         run.update({"world_model_form": world_models.UNFINISHED})
@@ -91,6 +91,8 @@ def fit_world_model(config: Config, folder: Path) -> None:
                 answers = [answer for t in examples.episodes for answer in form.answers(t.start, t.turns)]
                 check_texts("answers", answers, chat, "dream", config.dream.max_tokens)
                 context = context_of(model, settings)
+                if config.engine.name == "inprocess" and settings.kind != "diffusion":
+                    check_attention(model.config, context)
                 world_models.check_thoughts(config.dream.max_tokens, thoughts, examples.episodes, chat, form, context)
                 rows = [row for of_episode in examples.rows(chat) for row in of_episode]
                 rows = fitting(rows, context, "worldmodel.context")

@@ -424,7 +424,8 @@ def next_commands(config: Config, coverage: Coverage) -> list[str]:
     # what all of them solved makes the best clone to dream with: docs/results.md, "Other things to do with a log"
     solved = len(coverage.agents) <= 3 and 20 <= coverage.solved < coverage.episodes
     imitated = [f"clone.agents={agents}", *(["clone.solved_only=true"] if solved else [])]
-    has_expert = "expert" in coverage.agents
+    has_expert = "expert" in coverage.agents and coverage.solved
+    goal = [] if coverage.rewarded_turns else ["worldmodel.goal.observation=PATTERN"]
     lines = ["", "next:"]
     if observation > 2 * _LONGEST:
         lines.append(
@@ -434,7 +435,7 @@ def next_commands(config: Config, coverage: Coverage) -> list[str]:
     elif observation > _LONG:
         lines.append("  observations are long: with worldmodel.kind=delta the world model writes only what changes")
     lines += [
-        f"  {command('fit-world-model', config, *raised)}",
+        f"  {command('fit-world-model', config, *raised, *goal)}",
         f"  {command('clone', config, *imitated)}",
         f"  {command('train', config, *([] if has_expert else ['train.expert_share=0']))}",
         f"  {command('audit', config)}",

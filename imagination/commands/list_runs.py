@@ -100,7 +100,7 @@ def info(folder: Path, root: Path) -> RunInfo:
 def table(runs: list[RunInfo]) -> Table:
     """One line a run."""
     shown = Table()
-    for title in ("run", "settings", "stages", "real success", "trust"):
+    for title in ("run", "settings", "stages", "real success, training tasks", "trust"):
         shown.add_column(title, overflow="fold")
     for run in runs:
         stages = [s.replace("_", " ") + (f" ({how})" if how != "done" else "") for s, how in run.stages.items()]

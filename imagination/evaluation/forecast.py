@@ -52,11 +52,11 @@ NAMED = {"reward_precision_sampled": "reward precision as dreams sample, own act
 def measures_of(audit: Mapping[str, Any]) -> dict[str, float | None]:
     """The measures by key, from what ``audit.json`` holds; ``None`` where it lacks one."""
     policies = audit.get("policies") or [{}]
-    return {measure.key: _at({**audit, "last": policies[-1]}, measure.path) for measure in MEASURES}
+    return {measure.key: _at({**audit, "last": policies[-1]}, (*measure.path, "value")) for measure in MEASURES}
 
 
 def _at(audit: Any, path: tuple[str, ...]) -> float | None:
-    for key in (*path, "value"):
+    for key in path:
         if not isinstance(audit, Mapping):
             break  # a mean, which stands there without n and interval
         audit = audit.get(key)
@@ -68,18 +68,21 @@ def shipped() -> dict[str, Any]:
     return dict(json.loads(files("imagination.evaluation").joinpath("forecast.json").read_text(encoding="utf-8")))
 
 
-def forecast(audit: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+def forecast(
+    audit: Mapping[str, Any], known: Mapping[str, Any] | None = None, least_n: int = 0
+) -> dict[str, Any] | None:
     """What came of the runs whose dreams were most like these by the measure that tells in every world of the file.
 
     Args:
         audit: what ``audit.json`` holds.
         known: in place of the file of this package.
+        least_n: of the turns that the measure was taken on.
 
     Returns:
         ``sentence`` ('Dreams like these raised real success by 0.05 to 0.31 in 14 of 15 runs of ...'), ``measure``,
         ``value``, ``runs`` (how many it looked at), ``raised`` (in how many of them success rose) and ``gain`` (the
-        least and the largest rise; ``None`` without any). ``None`` where the audit lacks the measure, or fewer than
-        ``NEAREST`` runs have it.
+        least and the largest rise; ``None`` without any). ``None`` where the audit lacks the measure, or
+        has it of too few turns, or fewer than ``NEAREST`` runs have it.
     """
     known = shipped() if known is None else known
     policies = audit.get("policies") or [{"name": ""}]
@@ -90,7 +93,9 @@ def forecast(audit: Mapping[str, Any], known: Mapping[str, Any] | None = None) -
     key = best["measure"]
     value = measures_of(audit)[key]
     runs = [run for run in known["runs"] if run[which].get(key) is not None]
-    if value is None or len(runs) < NEAREST:
+    path = next(measure.path for measure in MEASURES if measure.key == key)
+    few = path[0] == "sets" and (_at(audit, (*path, "n")) or 0) < least_n
+    if value is None or few or len(runs) < NEAREST:
         return None
     nearest = sorted(runs, key=lambda run: abs(run[which][key] - value))[:NEAREST]
     rises = [run["gain"] for run in nearest if run["gain"] > 0]

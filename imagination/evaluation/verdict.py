@@ -139,6 +139,9 @@ def _horizon(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
         drift = audit["sets"].get(name, {}).get("drift")
         if not drift or not drift["n"]:
             continue
+        if drift["n"] < settings.least_n:
+            sentences.append(f"Along {where} no horizon is known: there are fewer than {settings.least_n} episodes.")
+            continue
         safe, at = horizon(drift, settings.min_open_loop, settings.least_n), drift["exact_at"]
         after = at.get(str(safe + 1))
         then = "" if after is None else f"; at turn {safe + 1} it is {show(after)}"
@@ -173,9 +176,9 @@ def _rewards(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
 
 def _confidence(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
     own = _widest(audit)
-    if not own or own["calibration"]["whole"]["ece"]["value"] is None:
+    whole = own["calibration"]["whole"] if own else None
+    if own is None or whole is None or whole["ece"]["value"] is None or whole["ece"]["n"] < settings.least_n:
         return []
-    whole = own["calibration"]["whole"]
     if whole["ece"]["value"] <= settings.max_ece:
         return [f"Its confidence can be used as a guard: calibration error {show(whole['ece'])} ({own['about']})."]
     way = "too sure of itself" if whole["confidence"] > whole["right"] else "not sure enough of itself"

@@ -28,7 +28,7 @@ from worldmodel.evaluation.proportions import interval, number
 
 SET_TITLES = {"held_out": "log, held out", "on_policy": "own actions", "on_policies": "all policies"}
 FEW = 5  # a share of fewer is not drawn
-MET = {True: "met", False: "missed", None: "not measured"}
+MET = {True: "met", False: "missed", None: "unknown"}
 # title, meaning, path in a set of audit.json
 MEASURES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ("Exact match", "words, reward and end are right", ("exact",)),

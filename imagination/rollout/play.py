@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,6 +12,7 @@ from typing import NamedTuple
 from imagination.runs.progress_bar import Bar
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import Actor, Agent, Env, EnvFailure, Task
+from real_envs.errors import printable
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
 from worldmodel.evaluation.transitions import Judged, judge
@@ -163,7 +166,7 @@ async def play_with_bar(
     max_turns: int | Callable[[Episode], int],
     concurrency: int,
 ) -> list[Trajectory]:
-    """``play_all`` with a progress bar on standard error."""
+    """``play_all`` with a progress bar and ``note_broken`` on standard error."""
     done = 0
     with Bar(what, len(episodes), "turns") as bar:
 
@@ -172,7 +175,22 @@ async def play_with_bar(
             done += 1
             bar.advance(done)
 
-        return await play_all(episodes, make_env, agent, stamp, max_turns, concurrency, Watch(count, bar.count))
+        played = await play_all(episodes, make_env, agent, stamp, max_turns, concurrency, Watch(count, bar.count))
+    note_broken(played)
+    return played
+
+
+def note_broken(played: Sequence[Trajectory], advice: str = "") -> None:
+    """Says on standard error how many real episodes broke, and of what most of them did."""
+    broken = Counter(
+        t.failure.strip().splitlines()[-1].partition(": (")[0]  # a traceback's end, without the action
+        for t in played
+        if t.failure and t.source is not Source.DREAM
+    )
+    if broken:
+        why, times = broken.most_common(1)[0]
+        note = f"note: {broken.total()} of {len(played)} episodes broke, {times} of them so: {why}{advice}"
+        print(printable(note), file=sys.stderr)
 
 
 async def judge_with_bar(

@@ -70,7 +70,8 @@ def _tell_threads(threads: int, cores: int) -> None:
 def need(path: Path, stage: str) -> Path:
     """Raises ``UserError``: an earlier stage has not written ``path`` yet."""
     if not path.exists():
-        raise UserError(f"{path} is not there yet; run `imagine {stage}` with the same run= and output= first")
+        which = "`imagine collect` or `imagine import`" if stage == "collect" else f"`imagine {stage}`"
+        raise UserError(f"{path} is not there yet; run {which} with the same run= and output= first")
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from imagination.runs.lifecycle import need
@@ -36,6 +37,21 @@ def read_log(run: RunFolder, validation: float) -> tuple[list[Trajectory], list[
     if not train:
         raise UserError(f"{run.log}: no usable episode in split 'train'; collect more, or lower collect.validation")
     return train, held
+
+
+def rewarded(run: RunFolder, log: Sequence[Trajectory], goal: Goal) -> Sequence[Trajectory]:
+    """The log to fit to: of turns without a reward a world model learns nothing, so a declared goal gives them its own.
+
+    Raises:
+        UserError: no turn has a reward, and no goal is declared that would pay in dreams.
+    """
+    lack = [turn.reward is None for episode in log for turn in episode.turns]
+    if all(lack) and not goal.declared:
+        raise UserError(
+            f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log, or declare by "
+            "worldmodel.goal.observation=PATTERN what the world says when a task is solved"
+        )
+    return goal.relabel_log(log) if any(lack) else log
 
 
 def open_store(run: RunFolder, world: str, tasks: TaskSet) -> TrajectoryStore:

@@ -8,7 +8,7 @@ from typing import Any
 from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import EnvSettings, GamesSettings, UserError
-from imagination.settings.schema import build
+from imagination.settings.schema import build, field_types, typed
 from real_envs.env import EnvFailure, TaskSet
 from real_envs.files import check_checksums
 from real_envs.store import MANIFEST, TrajectoryStore
@@ -22,7 +22,10 @@ def world_settings(settings: EnvSettings, games: GamesSettings) -> Any:
     """
     sizes = {"rooms": games.rooms, "objects": games.objects, "quest_length": games.quest_length}
     known = sizes if settings.name == TextWorld.name else {}
-    return build(find_world(settings.name).settings, {**known, **settings.options}, "env.options")
+    schema = find_world(settings.name).settings
+    texts = {name for name, kind in field_types(schema).items() if kind is str}  # env.options.train=0 is the text 0
+    options = {name: typed(value) if name in texts else value for name, value in settings.options.items()}
+    return build(schema, {**known, **options}, "env.options")
 
 
 def logged_world(run: RunFolder) -> str | None:

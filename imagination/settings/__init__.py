@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+import re
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from imagination.settings.algorithm import AlgorithmName as AlgorithmName
@@ -35,12 +37,18 @@ from imagination.settings.models import (
     WorldModelSettings,
 )
 from imagination.settings.scale import ScaleSettings, ScaleSimSettings
-from imagination.settings.schema import require
+from imagination.settings.schema import ConfigError, flatten, require
 from imagination.settings.training import ChoiceWeights as ChoiceWeights
 from imagination.settings.training import CriticSettings, DigiQSettings, LoopSettings, TrainSettings
 from imagination.settings.training import SelfImitationSettings as SelfImitationSettings
 from policy.lm.settings import EngineSettings, ModelSettings
 from real_envs.errors import UserError as UserError
+
+# Numbers that may be less than 0, and those that are 1 or more; all others are 0 or more.
+_SIGNED = re.compile(r"options\.|[._]reward$|process_coef$|carried_out$|solved_at$|keep_min_return$|min_spearman$")
+_COUNT = re.compile(
+    r"(worldmodel|policy|model)\.(hidden|layers|\w*heads|mlp|context)$|^(dream|evaluate)\.max_t\w+$|^max_a|^num_"
+)
 
 LoggerName = Literal["tensorboard", "wandb", "csv", "none"]
 Strategy = Literal["ddp", "fsdp2"]
@@ -105,8 +113,13 @@ class Config:
     pretrain: PretrainSettings = field(default_factory=PretrainSettings)
 
     def __post_init__(self) -> None:
-        require(self, "0 or more", "devices", "summary_tokens")
-        require(self, "1 or more", "num_nodes")
+        for key, value in flatten(asdict(self)).items():
+            least = -math.inf if _SIGNED.search(key) else 1 if _COUNT.search(key) else 0
+            if isinstance(value, int | float) and not value >= least:
+                bound = "a number" if least < 0 else f"{least} or more"
+                raise ConfigError(f"{key} must be {bound}, got {value}")
+        if max(self.seed, self.train.seed or 0) >= 2**32:
+            raise ConfigError("seed and train.seed must be less than 2**32")
         require(self, "above 0", "wait_minutes")
         if self.activation_checkpointing and self.strategy != "fsdp2":
             raise ValueError("activation_checkpointing=true needs strategy=fsdp2")

@@ -50,6 +50,10 @@ class CollectSettings:
     validation: float = 0.05  #: share of the episodes of training tasks that no model trains on
     workers: int = 4  #: processes that play real episodes, for every stage
 
+    def __post_init__(self) -> None:
+        require(self, "1 or more", "max_turns", "workers")
+        require(self, "in [0, 1)", "validation")
+
 
 @dataclass
 class ChatServerSettings:

@@ -144,6 +144,7 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         require(self, "0 or more", "minutes", "copying_steps", "copying_share", "renamed")
+        require(self, "1 or more", "steps", "batch_tokens", "micro_tokens")
         require(self, "in [0, 1)", "average")
 
     def decided(self, from_scratch: bool) -> Self:

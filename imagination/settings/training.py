@@ -92,7 +92,8 @@ class TrainSettings:
     def __post_init__(self) -> None:
         require(self, "0 or more", "minutes", "observation_coef", "max_staleness")
         require(self, "in [0, 1]", "observation_share")
-        require(self, "1 or more", "oversample")
+        require(self, "1 or more", "oversample", "epochs", "minibatches", "groups", "group_size")
+        require(self, "1 or more", "micro_tokens", "validate_every", "checkpoint_every")
 
     @property
     def played_per_group(self) -> int:

@@ -43,7 +43,15 @@ def build_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, see
     """A model with random weights in the shape of Llama (Touvron et al. 2023, arXiv 2302.13971).
 
     Not Qwen2's: for that model type transformers loads Qwen's own tokenizer, whatever lies in the folder.
+
+    Raises:
+        UserError: the width cannot be shared among the heads.
     """
+    if settings.hidden % (2 * settings.heads) or settings.heads % settings.kv_heads:
+        raise UserError(
+            f"hidden={settings.hidden} must be a multiple of twice heads={settings.heads}, and these of "
+            f"kv_heads={settings.kv_heads}"
+        )
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden,

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from real_envs.errors import UserError
+
 PAD, SYSTEM, USER, ASSISTANT, END = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
 MASK = "<|mask|>"
 _PIECE = re.compile("[a-z]{2,8}")
@@ -47,11 +49,11 @@ def train_tokenizer(
         mask: with a token that hides another one, for models that fill in.
 
     Raises:
-        ValueError: ``vocab_size`` cannot hold the 256 bytes and the special tokens.
+        UserError: ``vocab_size`` cannot hold the 256 bytes and the special tokens.
     """
     special = [PAD, SYSTEM, USER, ASSISTANT, END, *([MASK] if mask else [])]
     if vocab_size < 256 + len(special) + len(phrases):
-        raise ValueError(f"vocab_size={vocab_size} cannot hold 256 bytes, {len(special)} special tokens and phrases")
+        raise UserError(f"vocab_size={vocab_size} cannot hold 256 bytes, {len(special)} special tokens and phrases")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -269,15 +269,19 @@ class Coverage:
         unknown = self.episodes - self.failed - self.success_known
         if unknown > 0:
             yield (
-                f"success is unknown in {unknown} of {self.episodes} episodes: give success or rewards, or "
-                "imports.solved_at=<total reward>; until then dreams have no goal to train a policy on"
+                f"success is unknown in {unknown} of {self.episodes} episodes: give success, or rewards that total 1 "
+                "where it is solved, or imports.solved_at=<total reward>; until then dreams have no goal to train a "
+                "policy on"
             )
         elif self.solved == 0:
             yield "no episode is solved: dreams never see a success; add some, or clone.agents of another log"
         elif self.solved == self.episodes:
             yield "every episode is solved: dreams never see a failure, and forgive mistakes; add failed episodes"
         if self.rewarded_turns == 0:
-            yield "no turn has a reward: a world model learns none, so a goal must be declared (worldmodel.goal)"
+            yield (
+                "no turn has a reward: a world model learns none, so a goal must be declared by "
+                "worldmodel.goal.observation=PATTERN, what the world says when a task is solved"
+            )
         elif self.rewarded_episodes < self.episodes - self.empty:
             yield f"{self.episodes - self.empty - self.rewarded_episodes} episodes have no reward at all"
         if self.contradictions:

@@ -260,7 +260,8 @@ class TrajectoryStore:
         if not head:
             raise StoreError.about(self._path, f"{what} has no episodes", "Collect some, or ask for another split.")
         reason = f"no episode of {what} has an action ({len(head)} episodes, {sum(len(t.turns) for t in head)} turns)"
-        raise StoreError.about(self._path, reason, "Nothing can be learned from it: see summary() for failures.")
+        broken = next((f"; the first one broke: {t.failure.strip().splitlines()[-1]}" for t in head if t.failure), "")
+        raise StoreError.about(self._path, reason, f"Nothing can be learned from it{broken}")
 
     def of_tasks(self, tasks: Collection[str]) -> Iterator[Trajectory]:
         """Streamed in the order in which they were appended; none is no error."""

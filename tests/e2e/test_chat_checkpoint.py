@@ -8,12 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from imagination.commands.clone import clone
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.train import train
 from imagination.settings import Config
+from policy.lm.engine import UnsupportedModel
 from real_envs.store import TrajectoryStore
 from tests.support.worlds import Corridors, plant
 
@@ -96,3 +104,15 @@ def test_a_chat_checkpoint_may_be_asked_to_reason_without_a_log_that_shows_it(
     assert summary["world_model_form"] == "text+reasoning"
     assert summary["world_model"]["invalid_reasoning"] == summary["world_model"]["n"] > 0
     assert "within 40 tokens" in capsys.readouterr().err
+
+
+def test_what_cannot_be_played_is_refused_before_it_is_trained(run: Path, tiny: Config, chat_model: Path) -> None:
+    """Its own weights would be trained for hours, and then no engine takes them."""
+    AutoModelForCausalLM.from_config(GPT2Config(vocab_size=384, n_embd=16, n_layer=1, n_head=2)).save_pretrained(
+        chat_model
+    )
+    tiny.worldmodel.model = tiny.policy.model = str(chat_model)
+    for stage in (fit_world_model, clone):
+        with pytest.raises(UnsupportedModel, match="standard attention"):
+            stage(tiny, run)
+    assert not (run / "models").exists()

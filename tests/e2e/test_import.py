@@ -328,6 +328,20 @@ def test_the_next_commands_work_as_they_are_printed(tmp_path: Path, capsys: pyte
             assert cloned["solved_only"], "25 of 30 are known to have solved their task"
 
 
+def test_a_log_without_rewards_is_fitted_to_by_the_goal_that_its_next_command_asks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"action": "open it", "observation": "It opens."}, {"action": "look", "observation": "A room."}]
+    records = [{"task_id": f"t{k % 5}", "agent": "expert", "start": "Go.", "turns": turns} for k in range(10)]
+    assert imagine(tmp_path, "import", "auto", str(write(tmp_path / "a.jsonl", *records)), "preset=tiny") == 0
+    told = capsys.readouterr().out.partition("next:\n")[2]
+    assert "worldmodel.goal.observation=PATTERN" in told
+    assert "train.expert_share=0" in told
+    assert imagine(tmp_path, "fit-world-model", "fit.steps=1") == 2
+    assert "worldmodel.goal.observation=PATTERN" in capsys.readouterr().err
+    assert imagine(tmp_path, "fit-world-model", "fit.steps=1", "worldmodel.goal.observation=opens") == 0
+
+
 def test_a_log_may_have_any_name_and_home_may_be_a_tilde(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

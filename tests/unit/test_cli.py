@@ -28,6 +28,7 @@ from imagination import settings as real_settings
 from imagination.cli import STAGES
 from imagination.learning.algorithms import ALGORITHMS
 from imagination.report.run_data import ReportError
+from imagination.runs.worlds import world_settings
 from imagination.settings import compose
 from imagination.settings.models import CorpusWorld
 from imagination.settings.schema import (
@@ -309,6 +310,35 @@ def test_a_mistake_is_one_line(words: str, tokens: str, ran: Calls, capsys: pyte
     assert not Path("outputs").exists()
 
 
+@pytest.mark.parametrize(
+    ("word", "bound"),
+    [
+        ("seed=-1", "0 or more"),
+        ("train.seed=4294967296", "less than"),
+        ("train.updates=-1", "0 or more"),
+        ("train.lr=nan", "0 or more"),
+        ("worldmodel.goal.reward=nan", "a number"),
+        ("policy.heads=0", "1 or more"),
+        ("clone.steps=0", "1 or more"),
+        ("train.checkpoint_every=0", "1 or more"),
+        ("dream.max_turns=0", "1 or more"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_by_its_name(word: str, bound: str) -> None:
+    refused(
+        lambda: compose.load_config([word], real_settings.Config),
+        word.partition("=")[0].rpartition(".")[2],
+        bound,
+        error=ConfigError,
+    )
+
+
+def test_what_may_be_negative_stays_so() -> None:
+    words = ["train.process_coef=-0.1", "worldmodel.goal.reward=-1", "env.options.depth=-3"]
+    config = compose.load_config(words, real_settings.Config)
+    assert (config.train.process_coef, config.worldmodel.goal.reward, config.env.options["depth"]) == (-0.1, -1, -3)
+
+
 def test_nothing_alike_lists_what_there_is() -> None:
     names = "algorithm.name, algorithm.clip_low, algorithm.clip_high"
     refused(lambda: load("algorithm.zzz=1"), "algorithm.zzz", names, error=ConfigError)
@@ -456,6 +486,10 @@ def test_a_refused_command_does_not_change_what_a_run_remembers(ran: Calls, monk
     stage_raises(monkeypatch, UserError("seed=2 cannot be"))
     assert cli.main(["train", "run=mine", "seed=2"]) == 2
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    stage_raises(monkeypatch, ZeroDivisionError("of ours"))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["train", "run=mine", "seed=2"])
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
     def break_off(config: object, folder: Path) -> None:
         (folder / "metrics.jsonl").write_text("{}\n{}")
@@ -588,6 +622,13 @@ def test_every_stage_names_a_function_that_exists(stage: cli.Stage) -> None:
 def test_the_help_names_only_sections_that_exist() -> None:
     named = {section for stage in STAGES.values() for section in stage.sections}
     assert named <= set(schema_keys(real_settings.Config))
+
+
+def test_an_option_of_a_world_that_is_a_text_may_look_like_a_number() -> None:
+    words = ["env=agentgym", "env.options.url=http://h:1", "env.options.train=0", "env.options.heldout=1"]
+    config = compose.load_config(words, real_settings.Config)
+    made = world_settings(config.env, config.games)
+    assert (made.train, made.heldout) == ("0", "1")
 
 
 def test_a_world_without_a_file_is_chosen_by_its_name_and_options_may_hold_commas() -> None:

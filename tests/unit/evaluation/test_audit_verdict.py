@@ -134,6 +134,15 @@ def test_overconfidence_and_willingness_are_said() -> None:
     assert "too willing" in words(found)
 
 
+def test_of_a_handful_of_turns_neither_calibration_nor_horizon_is_told() -> None:
+    found = good()
+    assert "can be used as a guard" in words(found)
+    found["sets"]["on_policies"]["calibration"]["whole"]["ece"] = e(0.01, 1)
+    found["sets"]["on_policy"]["drift"]["n"] = 3
+    assert "can be used as a guard" not in words(found)
+    assert "own actions no horizon is known: there are fewer than 20 episodes" in words(found)
+
+
 def test_what_was_not_measured_is_not_met() -> None:
     """Without a real environment nothing says that dreams come true: never "yes"."""
     found = good()

@@ -100,6 +100,9 @@ def test_a_policy_that_has_not_learned_yet_is_compared_with_clones(which: str) -
 def test_without_numbers_nothing_is_said() -> None:
     assert forecast(audited(None), known()) is None
     assert forecast(audited(0.9), known(14)) is None
+    turns = audited(0.9)["sets"]["on_policy"]["reward"]["precision"]["n"]
+    assert forecast(audited(0.9), known(), least_n=turns) is not None
+    assert forecast(audited(0.9), known(), least_n=turns + 1) is None
     assert forecast(audited(0.9), known(measure="gap")) is None  # no run has it
     assert forecast(audited(0.9), {**known(), "best": {}}) is None
 

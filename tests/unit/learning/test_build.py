@@ -107,7 +107,6 @@ def changed_config(**sections: dict[str, Any]) -> Config:
         ({"train": {"group_size": 1}}, r"set train\.group_size .* ppo"),
         ({"algorithm": {"name": "reinforce"}}, r"set train\.epochs=1 and train\.minibatches=1"),
         ({"train": {"extra_groups": 1.0}, "algorithm": {"name": "ppo"}}, r"ppo .*: set it to 0"),
-        ({"train": {"epochs": 0}}, r"must be 1 or more"),
         ({"train": {"expert_share": 1.0}}, r"expert_share must lie in \[0, 1\)"),
         ({"dream": {"max_turns": 128}}, r"128 actions of max_action_tokens=16 .* policy\.context=2048"),
         ({"policy": {"context": 128}}, r"raise the last"),

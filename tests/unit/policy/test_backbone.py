@@ -15,6 +15,7 @@ from policy.lm.backbone import CheckpointError, build_model, load_checkpoint, sa
 from policy.lm.forward import decoder, hidden_before, token_logits
 from policy.lm.settings import LoraSettings, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
+from real_envs.errors import UserError
 from real_envs.files import CHECKSUMS
 
 TOKENIZER = train_tokenizer(["You see a lamp."], 280)
@@ -38,6 +39,13 @@ def test_a_model_has_the_shape_that_was_asked_for() -> None:
     assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (2, 4, 2)
     assert (config.intermediate_size, config.max_position_embeddings) == (32, 64)
     assert (config.pad_token_id, config.eos_token_id) == (TOKENIZER.pad_token_id, TOKENIZER.eos_token_id)
+
+
+@pytest.mark.parametrize("sizes", [{"heads": 3}, {"hidden": 6, "heads": 2}, {"heads": 2, "kv_heads": 3}])
+def test_heads_that_cannot_share_the_width_are_refused(sizes: dict[str, int]) -> None:
+    settings = ModelSettings(**{"hidden": 32, "layers": 1, "kv_heads": 1, **sizes})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"multiple of twice heads="):
+        build_model(settings, train_tokenizer(["a"]), seed=0)
 
 
 def test_weights_come_from_the_seed_and_leave_the_global_generator_alone() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from imagination.rollout.play import Episode, Provenance, Watch, plan, play, play_all, replay_all
+from imagination.rollout.play import Episode, Provenance, Watch, note_broken, plan, play, play_all, replay_all
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory, Turn
@@ -204,6 +204,17 @@ def test_a_reset_that_breaks() -> None:
     assert (found.stop, found.failure) == (StopReason.ENV_TIMEOUT, "slow")
     assert (found.start, found.turns, found.trace) == ("", (), None)
     assert (player.started, player.closed) == ([], 0)
+
+
+def test_real_episodes_that_broke_are_told_with_their_commonest_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    def broke(why: str, provenance: Provenance = REAL) -> Trajectory:
+        return run(World([EnvFailure(StopReason.ENV_CRASHED, why)]), Player(), provenance=provenance)
+
+    trace = "Traceback:\n  File x\nKeyError: 'lamp'"
+    note_broken([broke(trace), broke(trace), broke("no text: ('look',)"), run(World(), Player())], "; mend it")
+    assert capsys.readouterr().err == "note: 3 of 4 episodes broke, 2 of them so: KeyError: 'lamp'; mend it\n"
+    note_broken([run(World(), Player()), broke("a dream", Provenance(Source.DREAM))])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_mistake_of_ours_is_no_failed_episode() -> None:

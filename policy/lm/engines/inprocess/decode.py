@@ -278,14 +278,7 @@ def make_decoder(model: Any, context: int, slots: int, dtype: torch.dtype, graph
             where its own forward pass is run; or that pass gives other logits in pieces than at once.
     """
     config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = attention_window(config)
-    if kinds - {"full_attention", "sliding_attention"}:
-        raise UnsupportedModel(
-            f"{config.model_type} mixes {', '.join(sorted(kinds))}: only full attention can be played"
-        )
-    if window is not None and window < context:
-        raise UnsupportedModel(f"{config.model_type} attends to {window} tokens: lower the context to that")
+    check_attention(config, context)
     llama_like = config.model_type in _LLAMA_LIKE and _rope_type(config) in _STATIC_ROPE and _plain(model)
     if not llama_like and dtype != model.dtype:
         raise UnsupportedModel(
@@ -304,6 +297,21 @@ def make_decoder(model: Any, context: int, slots: int, dtype: torch.dtype, graph
     return generic
 
 
+def check_attention(config: Any, context: int) -> None:
+    """Raises ``UnsupportedModel``: other attention than full attention within ``context``."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = attention_window(config)
+    if kinds - {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(
+            f"{config.model_type} mixes {', '.join(sorted(kinds))}: only full attention can be played"
+        )
+    if window is not None and window < context:
+        raise UnsupportedModel(
+            f"{config.model_type} attends to {window} tokens: lower the context to that (worldmodel., policy.context)"
+        )
+    kv_shape(config)
+
+
 def kv_shape(config: Any) -> tuple[int, int, int]:
     """Layers, heads of keys and values, and their width.
 
@@ -311,7 +319,9 @@ def kv_shape(config: Any) -> tuple[int, int, int]:
         UnsupportedModel: it has no such heads.
     """
     if not hasattr(config, "num_key_value_heads") or getattr(config, "kv_lora_rank", None):  # latent attention
-        raise UnsupportedModel(f"{config.model_type}: only decoders with standard attention can be played")
+        raise UnsupportedModel(
+            f"{config.model_type}: only decoders with standard attention can be played, such as Llama and Qwen"
+        )
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config.num_hidden_layers, config.num_key_value_heads, dim
 
