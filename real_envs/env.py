@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from real_envs.trajectory import Observation, StopReason, Trace, Turn
 
@@ -31,7 +31,7 @@ class StepResult:
     """What one action did.
 
     ``terminated`` is the world's end (no bootstrap); ``truncated`` is a limit of ours (bootstrap). Never merged.
-    ``stop`` may name the kind of truncation; ``info`` goes into ``Turn.info``.
+    ``stop`` may name the kind of truncation; ``info`` goes into ``Turn.info``. Scalars of numpy and torch become plain.
     """
 
     observation: Observation
@@ -40,6 +40,12 @@ class StepResult:
     truncated: bool
     info: Mapping[str, float | str | bool] = field(default_factory=dict)
     stop: StopReason | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("reward", "terminated", "truncated"):
+            value: Any = getattr(self, name)
+            if getattr(value, "shape", None) == ():
+                object.__setattr__(self, name, value.item())
 
 
 class EnvFailure(Exception):

@@ -3,9 +3,11 @@ from __future__ import annotations
 import asyncio
 import math
 
+import numpy as np
 import pytest
+import torch
 
-from real_envs.check import check_env
+from real_envs.check import check_env, wrong_with_step
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, StopReason
 
@@ -69,3 +71,10 @@ def test_a_conforming_environment_has_no_findings() -> None:
 
 def test_sampled_worlds_need_not_repeat_themselves() -> None:
     assert asyncio.run(check_env(Good("remembers"), Task("t"), ["a", "b"], deterministic=False)) == []
+
+
+def test_scalars_of_numpy_and_torch_are_plain_numbers() -> None:
+    result = StepResult(Observation("x"), np.float32(0.5), np.bool_(True), torch.tensor(False))  # type: ignore[arg-type]
+    assert (result.reward, result.terminated, result.truncated) == (0.5, True, False)
+    assert wrong_with_step(result) == []
+    assert wrong_with_step(StepResult(Observation("x"), np.array([1.0]), False, False)) != []  # type: ignore[arg-type]
