@@ -14,6 +14,7 @@ import json
 import os
 import random
 import re
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar, expert, noisy
 from real_envs.seeding import derive_seed
 from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, count_places, read_goal, search
+from real_envs.worlds.alfworld_variations import NoVariation, vary
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints, in_worker
 
 GAME = "game.tw-pddl"
@@ -55,6 +57,7 @@ class AlfworldSettings:
     train: str = "train"  #: splits that are logged and dreamed in, with ``+`` between them
     heldout: str = "valid_seen"  #: splits that judge
     kind: str = ""  #: only tasks whose folder begins so, such as ``pick_and_place_simple``; empty takes all six kinds
+    variations: int = 0  #: of each training game, further ones: things elsewhere in the room, and another one to fetch
 
     def __post_init__(self) -> None:
         if both := set(self.train.split("+")) & set(self.heldout.split("+")):
@@ -139,23 +142,27 @@ class AlfworldGame(Game):
         super().__init__(privileged)
         self._usual = usual
         self._looked: set[str] = set()
-        self._path = ""
+        self._open = "", 0  # file and variation
         self._names = Names("")
         self._goal: AlfworldGoal | None = None
         self._state: Mapping[str, Any] = {}
         self._over = False
 
     def _start(self, task: Task) -> str:
-        if task.spec["path"] != self._path:
+        which = str(task.spec["path"]), int(task.spec.get("variation", 0))
+        if which != self._open:
             self.close()
             import textworld
 
             remember_work()
             asked = textworld.EnvInfos(feedback=True, won=True, admissible_commands=self._privileged)
-            self._simulator = textworld.start(task.spec["path"], asked)
-            problem = json.loads(Path(task.spec["path"]).read_text())["pddl_problem"]
-            self._names, self._goal = Names(problem), read_goal(problem)
-            self._path = task.spec["path"]
+            game = read_game(*which)
+            with tempfile.TemporaryDirectory() as folder:  # the engine reads it once
+                file = Path(folder) / GAME
+                file.write_text(json.dumps(game))
+                self._simulator = textworld.start(str(file), asked)
+            self._names, self._goal = Names(game["pddl_problem"]), read_goal(game["pddl_problem"])
+            self._open = which
         self._state, self._over = self._simulator.reset(), False
         self._looked.clear()
         return self._text()
@@ -171,7 +178,7 @@ class AlfworldGame(Game):
 
             fast_downward.close_lib(self._simulator.downward_lib)
         super().close()
-        self._path = ""
+        self._open = "", 0
 
     def _text(self) -> str:
         return clean(self._names.plain(self._state["feedback"]))
@@ -195,12 +202,19 @@ def clean(text: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("-= Welcome"))
 
 
-def read_game(path: Path) -> str:
-    """The game's ``pddl_problem``; raises ``UserError`` where the file is torn, or no game of ALFWorld."""
+def read_game(path: str | Path, variation: int = 0) -> dict[str, Any]:
+    """What is in the file, or a variation of it.
+
+    Raises:
+        UserError: the file is torn, or no game of ALFWorld.
+        NoVariation: it has none.
+    """
     try:
-        return str(json.loads(path.read_text())["pddl_problem"])
+        game = dict(json.loads(Path(path).read_text()))
+        game["pddl_problem"], game["grammar"] = str(game["pddl_problem"]), str(game.get("grammar", ""))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no game of ALFWorld, or torn: {type(error).__name__}: {error}") from error
+    return vary(game, variation) if variation else game
 
 
 def world_facts(problem: str) -> tuple[str, ...]:
@@ -238,32 +252,43 @@ class Alfworld(GeneratedWorld):
         Raises:
             UserError: a folder is missing, a file is torn, or a split has not so many games.
         """
-        files: dict[str, list[Path]] = {}
+        files: dict[str, list[tuple[Path, int]]] = {}
         for split, count in counts.items():
-            games = files[split] = _games(settings, settings.heldout if split == "heldout" else settings.train)
-            if len(games) < count:
-                raise UserError(f"{settings.folder} has {len(games)} games for '{split}', not games.{split}={count}")
+            games = _games(settings, settings.heldout if split == "heldout" else settings.train)
             random.Random(derive_seed(f"alfworld/{split}", seed)).shuffle(games)
+            more = settings.variations if split != "heldout" else 0
+            files[split] = [(game, number) for number in range(more + 1) for game in games]
+            if len(files[split]) < count:
+                raise UserError(
+                    f"{settings.folder} has {len(files[split])} games for '{split}', not games.{split}={count}"
+                )
 
         def too_few(split: str, opened: int) -> str:
             return f"of {len(files[split])} games for '{split}' {opened} open, not games.{split}={counts[split]}"
 
         with in_worker(AlfworldGame) as start:
+            refused: set[Path] = set()
 
-            def name_of(game: Path) -> str | None:
-                """The file, where the engine opens it."""
-                read_game(game)
-                with contextlib.suppress(EnvFailure):  # such as KeyError: 'val1'
-                    start(Task(game.parent.name, {"path": str(game)}))
-                    return str(game)
+            def name_of(game: tuple[Path, int]) -> str | None:
+                """The game, where the engine opens its file."""
+                file, number = game
+                with contextlib.suppress(NoVariation):
+                    read_game(file, number)
+                    if not number:
+                        refused.add(file)
+                        with contextlib.suppress(EnvFailure):  # such as KeyError: 'val1'
+                            start(Task(file.parent.name, {"path": str(file)}))
+                            refused.remove(file)
+                    return None if file in refused else str(game)
                 return None
 
             opened = draw_distinct(counts, lambda split, _: files[split], name_of, progress, too_few)
-        return {split: [_drawn(game, settings.folder) for game in games] for split, games in opened.items()}
+        return {split: [_drawn(*game, settings.folder) for game in games] for split, games in opened.items()}
 
     def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:
         path = self.settings(**settings).folder / drawn["path"]
-        return Task(drawn["id"], {"path": str(path)}, world_facts=tuple(drawn["facts"]))
+        varied = {"variation": drawn["variation"]} if "variation" in drawn else {}
+        return Task(drawn["id"], {"path": str(path), **varied}, world_facts=tuple(drawn["facts"]))
 
     def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
         """Half of the episodes err seldom: a search is long, and who errs at every third step shows little of one."""
@@ -277,9 +302,11 @@ class Alfworld(GeneratedWorld):
         return partial(AlfworldGame, True, count_places(fact for task in train for fact in task.world_facts))
 
 
-def _drawn(game: Path, folder: Path) -> dict[str, Any]:
-    name = "alfworld/" + "/".join(game.relative_to(folder).parts[:-1])
-    return {"id": name, "path": str(game.relative_to(folder)), "facts": world_facts(read_game(game))}
+def _drawn(game: Path, variation: int, folder: Path) -> dict[str, Any]:
+    name = "/".join(("alfworld", *game.relative_to(folder).parts[:-1], *(str(k) for k in (variation,) if k)))
+    facts = world_facts(read_game(game, variation)["pddl_problem"])
+    varied = {"variation": variation} if variation else {}
+    return {"id": name, "path": str(game.relative_to(folder)), "facts": facts, **varied}
 
 
 def _games(settings: AlfworldSettings, splits: str) -> list[Path]:
