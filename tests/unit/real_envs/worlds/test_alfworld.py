@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from real_envs.worlds.alfworld import (
     world_facts,
 )
 from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, commands, count_places, read_goal, search
+from real_envs.worlds.alfworld_variations import NoVariation, vary
 from tests.support.played import by_plan, findings, generated
 from tests.support.refusal import refused
 
@@ -102,6 +105,55 @@ def test_the_expert_looks_for_what_it_has_not_seen_where_such_things_were_elsewh
     assert Facts([*at_drawer, ("opened", "drawer_1")]).in_sight() == ["drawer_1"]
 
 
+ROOM = """(:init (receptacleType Desk_1 DeskType) (receptacleType Drawer_1 DrawerType)
+(receptacleType Drawer_2 DrawerType) (receptacleAtLocation Desk_1 loc_1) (receptacleAtLocation Drawer_1 loc_2)
+(receptacleAtLocation Drawer_2 loc_3) (canContain DeskType MugType) (canContain DeskType PenType)
+(canContain DrawerType PenType) (canContain DrawerType CdType) (objectType Mug_1 MugType) (objectType Pen_1 PenType)
+(objectType Cd_1 CdType) (pickupable Mug_1) (pickupable Pen_1) (pickupable Cd_1) (inReceptacle Mug_1 Desk_1)
+(inReceptacle Pen_1 Drawer_1) (inReceptacle Cd_1 Drawer_2) (objectAtLocation Mug_1 loc_1)
+(objectAtLocation Pen_1 loc_2) (objectAtLocation Cd_1 loc_3))"""
+
+
+def test_a_variation_moves_things_to_where_they_may_be_and_asks_for_another() -> None:
+    asked = "(:goal (and (inReceptacle ?o ?r) (objectType ?o MugType) (receptacleType ?r DrawerType)))"
+    game = {"pddl_problem": ROOM + asked, "grammar": '"rhs": "Your task is to: put some mug in drawer." a mug'}
+    varied = [vary(game, number) for number in range(1, 40)]
+    assert varied[:3] == [vary(game, number) for number in (1, 2, 3)]
+    assert len({v["pddl_problem"] for v in varied}) > 2
+    for one in varied:
+        init, _, goal = one["pddl_problem"].partition("(:goal")
+        inside = dict(re.findall(r"\(inReceptacle (\w+) (\w+)\)", init))
+        at = dict(re.findall(r"\(objectAtLocation (\w+) (\w+)\)", init))
+        assert inside["Mug_1"] == "Desk_1"  # no drawer may hold one
+        assert inside["Cd_1"].startswith("Drawer")
+        assert all(f"(receptacleAtLocation {place} {at[thing]})" in init for thing, place in inside.items())
+        kinds = re.findall(r"(\w+)Type\)", goal)
+        assert one["grammar"] == '"rhs": "Your task is to: put some {} in {}." a mug'.format(*map(str.lower, kinds))
+        assert tuple(kinds) in {("Pen", "Desk"), ("Pen", "Drawer")}  # a CD is in a drawer already, a mug on the desk
+        assert not inside["Pen_1"].startswith(kinds[1])
+    with pytest.raises(NoVariation):
+        vary({**game, "pddl_problem": ROOM + "(:goal (opened ?r))"}, 1)
+    with pytest.raises(NoVariation):
+        vary({**game, "pddl_problem": ROOM.replace("pickupable", "heatable") + asked}, 1)
+
+
+@played
+def test_variations_are_further_training_games_that_can_be_solved(planner: None, tmp_path: Path) -> None:
+    first = sorted((DATA / "valid_train").rglob(GAME))[0]
+    shutil.copytree(first.parent, tmp_path / "data" / "train" / "kind" / "trial")
+    settings = AlfworldSettings(data=str(tmp_path / "data"), variations=2)
+    tasks = generated(Alfworld(), tmp_path / "games", {"train": 3}, settings)
+    asyncio.run(tasks.close())
+    game, starts = AlfworldGame(privileged=True), set()
+    for task in tasks.tasks("train"):
+        start = game.reset(task)
+        starts.add(start.text)
+        assert by_plan(game, start, 100)[-1].reward == 1.0
+    assert [t.id for t in tasks.tasks("train")] == [f"alfworld/train/kind/trial{k}" for k in ("", "/1", "/2")]
+    assert len(starts) == len({t.world_facts for t in tasks.tasks("train")}) == 3
+    game.close()
+
+
 def test_a_game_is_translated_once() -> None:
     asked: list[str] = []
 
@@ -157,7 +209,7 @@ def test_the_plan_solves_and_splits_do_not_meet(planner: None, tmp_path: Path) -
     observation, rng = game.reset(train[1]), random.Random(0)
     for _ in range(15):  # whatever was done before, the plan is one from where one stands
         observation = game.step(rng.choice(observation.privileged["admissible_commands"])).observation  # type: ignore[arg-type]
-    last = by_plan(game, observation, 30)[-1]
+    last = by_plan(game, observation, 60)[-1]
     assert (last.terminated, last.reward) == (True, 1.0)
     assert game.reset(heldout[0]).text == game.reset(heldout[0]).text
     assert game.step("dance with mug 1").observation.text == "Nothing happens."
