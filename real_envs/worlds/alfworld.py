@@ -232,6 +232,7 @@ class Alfworld(GeneratedWorld):
     package: ClassVar[str] = "textworld"
     invalid: ClassVar[str] = INVALID
     language: ClassVar[CommandGrammar] = LANGUAGE
+    elsewhere: ClassVar[bool] = False  # a reset of every game, half a second each, for a few first commands
 
     def __init__(self) -> None:
         try:
