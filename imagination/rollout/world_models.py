@@ -35,6 +35,8 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Transiti
         UserError: there is nothing to retrieve from, or it writes no text.
     """
     check_writes(settings)
+    if any(turn.reward is None for episode in log for turn in episode.turns):
+        log = settings.goal.relabel_log(log)  # what it is fitted to, see ``rewarded``
     form = _form_of_answers(settings, log)
     if settings.facts:
         form = MemoryFormat(TaskMemory(log), settings.facts, form)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from imagination.rollout.world_models import form_of
+from imagination.settings import WorldModelSettings
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
@@ -14,6 +18,7 @@ from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import episode_tokens, prediction_text, prompt_tokens
 from worldmodel.formats.memory import MemoryFormat, TaskMemory
 from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
+from worldmodel.goal import Goal
 
 CHAT = ChatFormat(train_tokenizer(["HALL"], 270, ["[known] ", "[now] "]))
 EAST, KEY, WON = (
@@ -44,6 +49,19 @@ def test_a_task_is_known_by_what_its_episodes_have_shown() -> None:
     assert index.of("A hall.", 1, frozenset()) == ["A cellar."]
     assert index.of("Room 1.", 9, frozenset()) == []
     assert index.of("A place never seen.", 9, frozenset()) == []
+
+
+@pytest.mark.parametrize("kind", ["text", "retrieval"])
+def test_a_dream_reads_of_a_log_without_rewards_what_the_fit_read_of_the_goals(
+    kind: Literal["text", "retrieval"],
+) -> None:
+    config = WorldModelSettings(kind=kind, facts=4, goal=Goal(observation="Yes"))
+    plain = [replace(t, turns=tuple(replace(turn, reward=None) for turn in t.turns)) for t in LOG]
+    dreamed, fitted = (
+        form_of(config, log).contexts("A hall.", [], "look") for log in (plain, config.goal.relabel_log(LOG))
+    )
+    assert dreamed == fitted
+    assert "take key: Yes.\n[reward=1 done]" in dreamed[0]
 
 
 def test_what_the_task_declares_comes_first_and_is_hidden_from_no_episode_of_it() -> None:
