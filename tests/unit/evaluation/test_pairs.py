@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +35,11 @@ def pair(dream: list[Turn], real: list[Turn], stop: StopReason | None = None, en
     return pair_up("p", "dream", "train", episode("d", dream, stop=stop), episode("r", real, Source.REAL, stop=end))
 
 
+@pytest.mark.parametrize("reward", [1.0, None])
 def test_a_head_is_taught_by_plain_answers_and_judged_by_the_declared_goal(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reward: float | None
 ) -> None:
+    """Also where the log has no rewards."""
     asked: list[tuple[Any, list[Trajectory]]] = []
 
     async def judge(model: Any, log: list[Trajectory]) -> list[Any]:
@@ -45,7 +48,8 @@ def test_a_head_is_taught_by_plain_answers_and_judged_by_the_declared_goal(
 
     monkeypatch.setattr(signals, "judge", judge)
     monkeypatch.setattr(signals, "load_model", lambda *_: (None, None))
-    config, log = Config(), [episode("r", [HALL, WIN], Source.REAL)]
+    turns = [replace(turn, reward=reward and turn.reward) for turn in (HALL, WIN)]
+    config, log = Config(), [episode("r", turns, Source.REAL)]
     config.worldmodel.goal = goal = Goal(observation="win", reward=0.5)
     session: Any = SimpleNamespace(config=config, run=RunFolder(tmp_path, 0), log=Log(log, log))
     plain = Answering(lambda *_: PredictionInvalid("nobody asks"))
