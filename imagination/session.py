@@ -197,11 +197,11 @@ class Session:
         """Makes environments that dream from ``starts``, as training does: with probabilities where they are known."""
         calibration = Calibration.load(self.run.model("worldmodel"))
         guard = self.guard(ends=self.config.dream.on_doubt != "downweight")
-        if self.config.dream.known_rewards:
-            log = self.config.worldmodel.goal.relabel_log(self.log.train)
-            model = KnownRewardsWorldModel(model, rewarded_actions([*log, *self.reached_goals()]))
         dream = self.config.dream
-        noise = UselessAnswers(self.log.train, dream.noise_actions) if dream.noise and dream.noise_actions else None
+        log = self.config.worldmodel.goal.relabel_log(self.log.train) if dream.known_rewards or dream.noise else []
+        if dream.known_rewards:
+            model = KnownRewardsWorldModel(model, rewarded_actions([*log, *self.reached_goals()]))
+        noise = UselessAnswers(log, dream.noise_actions) if dream.noise and dream.noise_actions else None
         return lambda: DreamEnv(model, starts, guard, calibration, noise)
 
     def reached_goals(self) -> list[Trajectory]:
