@@ -15,7 +15,10 @@ from rich.console import Console
 
 from imagination.evaluation.compare import signals
 from imagination.evaluation.compare.pairs import consistency, outcome, pair_json, pair_up, statistics
+from imagination.evaluation.compare.play import ComparisonPlayer, Ledger
 from imagination.report.compare_text import pair_view
+from imagination.rollout.dream_env import NO_GUARD
+from imagination.rollout.engines import Engines
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Log
 from imagination.settings import Config
@@ -24,7 +27,7 @@ from tests.support.comparisons import episode
 from tests.support.scripted import Answering
 from worldmodel.goal import Goal, GoalWorldModel
 from worldmodel.rules.world_model import DeclaredAnswers
-from worldmodel.world_model import PredictionInvalid
+from worldmodel.world_model import Prediction, PredictionInvalid
 
 HALL, CAT, RAT = (Turn("go", text, 0.0, False, {"confidence": 0.5}) for text in ("A hall.", "A cat.", "A rat."))
 THE_CAT = Turn("go", "The cat!", 0.0, False)
@@ -58,6 +61,19 @@ def test_a_head_is_taught_by_plain_answers_and_judged_by_the_declared_goal(
     (taught, held), (judged, unseen) = asked
     assert (type(taught), taught.model, judged) == (GoalWorldModel, plain, world)
     assert [[turn.reward for t in some for turn in t.turns] for some in (held, unseen)] == [[0.0, 0.5]] * 2
+
+
+def test_a_log_is_dreamed_again_by_the_declared_goal() -> None:
+    """The log pays and ends elsewhere, which is no mistake of a dream that pays by the goal."""
+    log = [episode("r", [replace(HALL, reward=1.0), replace(WIN, reward=0.0, terminated=False), RAT], Source.REAL)]
+    config = Config()
+    config.worldmodel.goal = goal = Goal(observation="win")
+    says = Answering(lambda seen, action: Prediction((HALL, WIN)[len(seen)].observation, 0.0, False, 0.9, 0.9))
+    world: Any = GoalWorldModel(says, goal)
+    session: Any = SimpleNamespace(config=config, solved_at=None)
+    player = ComparisonPlayer(session, world, NO_GUARD, None, None, None, Ledger(Engines(config.engine)))
+    found = statistics(asyncio.run(player.logged("train", log, world)))
+    assert (found["turns"], found["false_success"], found["missed_success"]) == ({"same": 2}, 0, 0)
 
 
 def test_statistics_by_hand() -> None:
