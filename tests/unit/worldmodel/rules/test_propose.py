@@ -67,6 +67,19 @@ def test_a_proposal_is_judged_by_the_log(fewer: RuleSet) -> None:
     assert kept[0].turns + kept[0].held_turns == len(refused), "plain counting over the log"
 
 
+@pytest.mark.parametrize("condition", [{"kind": "is", "slot": 2, "value": "hall"}, None])
+def test_a_proposal_for_any_action_needs_the_slots_that_it_names(fewer: RuleSet, condition: dict[str, object]) -> None:
+    """Moves have one."""
+    copy = {"kind": "link", "text": "you stand in", "slot": 2, "between": "lies"}
+    proposal = {
+        "template": ANY,
+        "conditions": [condition] if condition else [],
+        "copy": WALL["copy"] if condition else copy,
+    }
+    proposed, wrong = read_proposals(fewer, json.dumps(proposal))
+    assert (len(proposed), wrong, holding(fewer, proposed, LOG)) == (1, 0, [])
+
+
 def test_a_proposal_pays_only_for_what_the_log_saw_pay() -> None:
     """Only coins and gems were ever taken, and each time that paid. A policy would find that doors pay, too."""
     log = [
