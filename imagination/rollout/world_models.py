@@ -18,7 +18,7 @@ from real_envs.world import find_world
 from worldmodel.calibration import FILE, Calibration
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import DELIMITER, FullObservation, TransitionFormat, prompt_tokens
-from worldmodel.formats.memory import MemoryFormat, TaskMemory
+from worldmodel.formats.memory import MemoryFormat, TaskMemory, declared_facts
 from worldmodel.formats.reasoning import INSTRUCTION, ReasoningFormat, reasoning_of
 from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
 from worldmodel.rules.rule_set import RuleSet, RulesInvalid
@@ -113,7 +113,7 @@ def declared_of(env: str, exact: str, log: Sequence[Trajectory]) -> dict[str, De
         text = refusal(start, history, action)
         return None if text is None else (text, 0.0, False)
 
-    facts = {episode.start: episode.world_facts for episode in log}
+    facts = declared_facts(log)
 
     def said(start: str, history: Sequence[Turn], action: str) -> tuple[str, float, bool] | None:
         answer: tuple[str, float, bool] | None = user_answer(start, history, action, facts.get(start, ()))
