@@ -193,15 +193,22 @@ class Session:
         """The calibration of the run's world model, which the setting ``needed_by`` needs; see ``calibration_of``."""
         return world_models.calibration_of(self.run, self.config.worldmodel, self.config.dream, needed_by)
 
-    def dreams(self, model: LanguageWorldModel, starts: Mapping[str, Start]) -> Callable[[], DreamEnv]:
-        """Makes environments that dream from ``starts``, as training does: with probabilities where they are known."""
+    def dreams(
+        self, model: LanguageWorldModel, starts: Mapping[str, Start], log: Sequence[Trajectory] | None = None
+    ) -> Callable[[], DreamEnv]:
+        """Makes environments that dream from ``starts``, as training does: with probabilities where they are known.
+
+        ``log``: of the tasks that are dreamed; by default what the run trains on.
+        """
         calibration = Calibration.load(self.run.model("worldmodel"))
         guard = self.guard(ends=self.config.dream.on_doubt != "downweight")
-        if self.config.dream.known_rewards:
-            log = self.config.worldmodel.goal.relabel_log(self.log.train)
-            model = KnownRewardsWorldModel(model, rewarded_actions([*log, *self.reached_goals()]))
         dream = self.config.dream
-        noise = UselessAnswers(self.log.train, dream.noise_actions) if dream.noise and dream.noise_actions else None
+        if log is None:
+            log = self.log.train if dream.known_rewards or dream.noise else ()
+        log = self.config.worldmodel.goal.relabel_log(log)
+        if dream.known_rewards:
+            model = KnownRewardsWorldModel(model, rewarded_actions([*log, *self.reached_goals()]))
+        noise = UselessAnswers(log, dream.noise_actions) if dream.noise and dream.noise_actions else None
         return lambda: DreamEnv(model, starts, guard, calibration, noise)
 
     def reached_goals(self) -> list[Trajectory]:

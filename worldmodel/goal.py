@@ -77,7 +77,8 @@ class GoalWorldModel(WorldModelWrapper):
     """A world model whose reward and end are decided by a goal.
 
     The predicate is a function of the transcript, so the outcome is as sure as the observation: its confidence is 1,
-    and that of the whole prediction becomes that of the observation alone, p(o, r, e) / p(r, e | o) = p(o).
+    and that of the whole prediction becomes that of the observation alone, p(o, r, e) / p(r, e | o) = p(o). Of a rule
+    only the precision of the whole is known, which stays.
     """
 
     def __init__(self, model: LanguageWorldModel, goal: Goal) -> None:
@@ -94,11 +95,12 @@ class GoalWorldModel(WorldModelWrapper):
     ) -> Prediction:
         predicted = await self.model.predict(start, history, action, seed, session)
         met = self.goal.met(start, [*history, Turn(action, predicted.observation, None, False)])
+        given = 1.0 if predicted.outcome_by == "rule" else predicted.outcome_confidence
         return replace(
             predicted,
             reward=self.goal.reward if met else 0.0,
             terminated=met and self.goal.ends,
-            confidence=min(1.0, predicted.confidence / predicted.outcome_confidence) if predicted.confidence else 0.0,
+            confidence=min(1.0, predicted.confidence / given) if predicted.confidence else 0.0,
             outcome_confidence=1.0,
             outcome_by="predicate",
         )

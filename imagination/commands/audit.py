@@ -39,6 +39,7 @@ from imagination.session import Session
 from imagination.settings import AuditSettings, Config, UserError
 from real_envs.env import TaskSet
 from real_envs.files import read_json, write_atomically
+from real_envs.trajectory import Trajectory
 from real_envs.worker_pool import real_interaction
 from worldmodel.code.world_model import SOURCE
 from worldmodel.world_model import LanguageWorldModel
@@ -139,12 +140,12 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
     settings = config.audit
     session = Session(config, run)
     goal = config.worldmodel.goal  # it decides what dreams pay, so it says what they should have paid
-    log, held = map(goal.relabel_log, session.log)
+    log, held = goal.relabel_log(session.log.train), session.log.held
     world = session.world_model(name=settings.world_model)
     candidates = _candidates(config, run)
     tasks, why = _real_tasks(session)
     if tasks is None:  # where nothing can be played, logged turns are all there is; few tasks have several episodes
-        held = [*held, *goal.relabel_log(heldout_tasks(run))]
+        held = [*held, *heldout_tasks(run)]
     notes = [] if held else ["The log has no held-out episodes: raise collect.validation."]
     if why:
         notes.append(why)
@@ -157,17 +158,22 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
             "quality than checkpoints do; clone.keep_every and train.keep_every keep more of them."
         )
     env_setup = _env_setup(session, world, tasks) if tasks is not None and candidates else None
-    greedy = world.at_temperature(0.0)
+    greedy, logged = world.at_temperature(0.0), {t.id: t for t in held}
+
+    def apart(model: LanguageWorldModel, episodes: Sequence[Trajectory]) -> LanguageWorldModel:
+        """It knows episodes as they were logged, and the goal's rewards are others."""
+        return model.excluding([*episodes, *(logged[t.id] for t in episodes if t.id in logged)])
+
     audit_input = AuditInput(
         model=greedy,
         log=log,
-        held=held,
+        held=goal.relabel_log(held),
         policies={candidate.name: partial(_load, session, candidate) for candidate in candidates},
         env_setup=env_setup,
         seed=config.seed,
         horizon=config.evaluate.max_turns,
-        apart=greedy.excluding,
-        sampled=world.excluding if config.dream.temperature else None,
+        apart=partial(apart, greedy),
+        sampled=partial(apart, world) if config.dream.temperature else None,
         rules=rules_of(run),
     )
     try:

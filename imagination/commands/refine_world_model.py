@@ -28,6 +28,7 @@ from imagination.rollout.engines import drafts_from
 from imagination.rollout.schedules import added_episodes
 from imagination.rollout.world_models import check_form, form_of
 from imagination.runs.lifecycle import resume_from, run_stage
+from imagination.runs.log import rewarded
 from imagination.runs.models import adapted, context_of, load_model
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
@@ -119,8 +120,8 @@ def check(config: Config) -> Algorithm:
 
 
 def _train(session: Session, algorithm: Algorithm) -> None:
-    config, run, train = session.config, session.run, session.log.train
-    settings = config.refine
+    config, run, settings = session.config, session.run, session.config.refine
+    train = rewarded(run, session.log.train, config.worldmodel.goal)
     model, chat = load_model(run.model("worldmodel"), "fit-world-model", config.worldmodel)
     model = adapted(model, config.worldmodel)
     state, done = resume_from(run, NAME)

@@ -42,7 +42,7 @@ def reflect(config: Config, folder: Path) -> None:
     """
     with run_stage(config, folder, "reflect") as run:
         session = Session(config, run)
-        train = session.log.train
+        train = config.worldmodel.goal.relabel_log(session.log.train)  # dreamed outcomes are paid by the goal, too
         named = tuple(config.reflect.agents)
         experts = [t for t in train if (t.agent.startswith(named) if named else t.source is Source.EXPERT)]
         if not experts:

@@ -274,7 +274,7 @@ def _worlds(
     if not played_here:
         return [RolloutEnvironment(_nowhere, Source.DREAM, None, 0), *worlds]
     model = session.world_model(data.known)
-    make_env = session.dreams(model, data.starts)
+    make_env = session.dreams(model, data.starts, data.known)
     at_once = max(64, session.config.engine.slots)
     return [
         RolloutEnvironment(make_env, Source.DREAM, model.version, at_once, model.engines, session.solved_at),

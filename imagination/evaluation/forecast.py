@@ -94,7 +94,8 @@ def forecast(
     value = measures_of(audit)[key]
     runs = [run for run in known["runs"] if run[which].get(key) is not None]
     path = next(measure.path for measure in MEASURES if measure.key == key)
-    few = path[0] == "sets" and (_at(audit, (*path, "n")) or 0) < least_n
+    of = (*path[:-1], "ece") if key == "confidence" else path  # a mean has no n of its own
+    few = path[0] == "sets" and (_at(audit, (*of, "n")) or 0) < least_n
     if value is None or few or len(runs) < NEAREST:
         return None
     nearest = sorted(runs, key=lambda run: abs(run[which][key] - value))[:NEAREST]

@@ -25,32 +25,33 @@ def measure(session: Session, name: str = "worldmodel") -> dict[str, Any]:
 
     ``new`` of it are the turns that no training episode has. A model that reads facts is also judged on the last
     episodes of each held-out game with the others in reach (``heldout_tasks_known``). A declared goal is what pays in
-    predictions, so it also says what they should have paid. Writes the calibration beside the model. ``name``: of the
-    folder under ``models/``.
+    predictions, so it also says what they should have paid; what looks up the log knows episodes as they were logged,
+    and shows neither. Writes the calibration beside the model. ``name``: of the folder under ``models/``.
     """
     run, settings, train = session.run, session.config.worldmodel, session.log.train
     goal = settings.goal
 
     def judged_on(
-        title: str, model: LanguageWorldModel, log: Sequence[Trajectory]
+        title: str, model: LanguageWorldModel, logged: Sequence[Trajectory]
     ) -> tuple[list[Judged], dict[str, Any]]:
         failed: list[tuple[str, int]] = []
-        judged = asyncio.run(judge_with_bar(title, model.excluding(log), log, failed))
+        log = goal.relabel_log(logged)
+        judged = asyncio.run(judge_with_bar(title, model.excluding([*logged, *log]), log, failed))
         return judged, {**audit_metrics(judged), "failed": len(failed)}
 
     held = goal.relabel_log(session.log.held)
     world_model = session.world_model(train, temperature=0.0, served=False, name=name)
-    judged, metrics = judged_on("judge kept-back episodes", world_model, held)
+    judged, metrics = judged_on("judge kept-back episodes", world_model, session.log.held)
     metrics["new"] = audit_metrics(in_new_situations(judged, held, train))
     # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
     temperature = session.config.dream.temperature
-    sampling = world_model.excluding(held).at_temperature(temperature)
+    sampling = world_model.excluding([*session.log.held, *held]).at_temperature(temperature)
     sampled = asyncio.run(judge_with_bar("the same, sampled", sampling, held))
     calibration = fit_calibration(sampled, temperature, goal.observation)
     if calibration is not None:
         calibration.save(run.model(name))
     metrics["calibration"] = calibration_metrics(sampled)
-    if elsewhere := goal.relabel_log(heldout_tasks(run)):
+    if elsewhere := heldout_tasks(run):
         metrics["heldout_tasks"] = judged_on("judge held-out tasks", world_model, elsewhere)[1]
         if settings.facts:
             reach, rest = in_reach(elsewhere)

@@ -228,7 +228,7 @@ def true_turns(session: Session) -> int | None:
     Returns:
         ``None`` where fewer than ten episodes are held back.
     """
-    config, held = session.config, session.log.held
+    config, held = session.config, session.config.worldmodel.goal.relabel_log(session.log.held)
     new = [t for t in held if t.id in {own.id for own in of_new_tasks(held)} and not t.prefix_turns]
     episodes = _some(new if len(new) >= _FEWEST else held, config.seed)
     if len(episodes) < _FEWEST:

@@ -18,7 +18,7 @@ from real_envs.world import find_world
 from worldmodel.calibration import FILE, Calibration
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import DELIMITER, FullObservation, TransitionFormat, prompt_tokens
-from worldmodel.formats.memory import MemoryFormat, TaskMemory
+from worldmodel.formats.memory import MemoryFormat, TaskMemory, declared_facts
 from worldmodel.formats.reasoning import INSTRUCTION, ReasoningFormat, reasoning_of
 from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
 from worldmodel.rules.rule_set import RuleSet, RulesInvalid
@@ -35,6 +35,8 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Transiti
         UserError: there is nothing to retrieve from, or it writes no text.
     """
     check_writes(settings)
+    if any(turn.reward is None for episode in log for turn in episode.turns):
+        log = settings.goal.relabel_log(log)  # what it is fitted to, see ``rewarded``
     form = _form_of_answers(settings, log)
     if settings.facts:
         form = MemoryFormat(TaskMemory(log), settings.facts, form)
@@ -111,7 +113,7 @@ def declared_of(env: str, exact: str, log: Sequence[Trajectory]) -> dict[str, De
         text = refusal(start, history, action)
         return None if text is None else (text, 0.0, False)
 
-    facts = {episode.start: episode.world_facts for episode in log}
+    facts = declared_facts(log)
 
     def said(start: str, history: Sequence[Turn], action: str) -> tuple[str, float, bool] | None:
         answer: tuple[str, float, bool] | None = user_answer(start, history, action, facts.get(start, ()))

@@ -130,7 +130,7 @@ class Player:
         self._worlds: dict[Source, _World] = {}
         if config.train.world == "dream":
             world_model = session.world_model(self._data.known)
-            dreams = session.dreams(world_model, self._data.starts)
+            dreams = session.dreams(world_model, self._data.starts, self._data.known)
             self._worlds[Source.DREAM] = _World(dreams, world_model.version, session.solved_at)
         if self._real is not None:
             self._worlds[Source.REAL] = _World(self._real)

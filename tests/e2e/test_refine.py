@@ -25,6 +25,7 @@ from policy.lm.settings import EngineSettings
 from real_envs.trajectory import Trajectory
 from tests.support.killing import summary_of
 from tests.support.tiny import tiny_settings, write_log
+from worldmodel.goal import Goal
 from worldmodel.objective import transition_weights
 
 
@@ -92,6 +93,15 @@ def test_refining_has_a_length_and_an_imitation_of_its_own(
     refine_world_model(config, run)
     assert rates == pytest.approx([1e-3, 5.5e-4, 1e-4])
     assert all(line["expert_loss"] > 0 for line in RunFolder(run, 0).metrics("refine_world_model"))
+
+
+def test_a_log_without_rewards_is_refined_by_the_declared_goal(half_trained: Path, tmp_path: Path) -> None:
+    run, config = Path(shutil.copytree(half_trained, tmp_path / "run")), half_trained_settings()
+    shutil.rmtree(run / "log")
+    write_log(run, lambda t: replace(t, turns=tuple(replace(turn, reward=None) for turn in t.turns)))
+    config.refine.updates, config.worldmodel.goal = 1, Goal(observation="You walk")
+    refine_world_model(config, run)
+    assert RunFolder(run, 0).metrics("refine_world_model")[0]["failures"] == 0
 
 
 @pytest.mark.parametrize("metric", ["behr", "embedding"])

@@ -1,5 +1,7 @@
 """Intervals against published and hand-computed numbers: a wrong one lets a report claim a gain that is noise."""
 
+from dataclasses import replace
+
 import pytest
 
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
@@ -37,6 +39,13 @@ def test_wilson_interval(successes: int, n: int, low: float, high: float) -> Non
 )
 def test_interval_of_a_difference(a: tuple[int, int], b: tuple[int, int], low: float, high: float) -> None:
     assert difference_ci95(Proportion(*a), Proportion(*b)) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_tasks_that_all_fare_alike_do_not_correlate() -> None:
+    """One of ten and three of ten in each task: the deviations are rounding alone, and would count as r = 1."""
+    one, three = (Proportion(12 * k, 120, by_task={f"t{i}": (k, 10) for i in range(12)}) for k in (1, 3))
+    apart = replace(three, by_task={f"other {task}": counts for task, counts in three.by_task.items()})
+    assert difference_ci95(one, three) == difference_ci95(one, apart)
 
 
 def test_the_extremes_are_exact() -> None:

@@ -125,7 +125,7 @@ def _correlation(a: Proportion, b: Proportion) -> float:
     if a.by_task.keys() != b.by_task.keys() or len(a.by_task) < FEWEST_PAIRS:
         return 0.0
     rates = np.array([[good / n for good, n in (a.by_task[task], b.by_task[task])] for task in a.by_task])
-    if (rates.std(0) == 0).any():
+    if (rates.min(0) == rates.max(0)).any():  # of equal rates, rounding makes a deviation that is not quite 0
         return 0.0
     return max(float(np.corrcoef(rates.T)[0, 1]), 0.0)
 

@@ -37,7 +37,7 @@ class TaskMemory:
     def __init__(self, log: Sequence[Trajectory]) -> None:
         self._episodes = {episode.id: content(episode) for episode in log}
         self._facts: dict[str, dict[str, _Fact]] = {}
-        self._declared = {episode.start: episode.world_facts for episode in log if episode.world_facts}
+        self._declared = declared_facts(log)
         for episode in log:
             facts = self._facts.setdefault(episode.start, {})
             for k, turn in enumerate(episode.turns):
@@ -66,6 +66,15 @@ class TaskMemory:
         ]
         often = sorted(shown)[: most - len(declared)]
         return [*declared, *(line for _, _, line in sorted(often, key=lambda fact: fact[1:]))]
+
+
+def declared_facts(log: Sequence[Trajectory]) -> dict[str, tuple[str, ...]]:
+    """What tasks declare, by their start; nothing where tasks that begin alike declare different things."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for episode in log:
+        if episode.world_facts:
+            found.setdefault(episode.start, set()).add(episode.world_facts)
+    return {start: facts.pop() for start, facts in found.items() if len(facts) == 1}
 
 
 def _line(turn: Turn) -> str:

@@ -194,7 +194,8 @@ class Evidence:
         return f"({turns - exceptions:,} of {turns:,})"
 
     def applies(self, episode: EpisodeText, action: Action, source: int = 0) -> bool:
-        return all(condition.holds(episode, action, source) for condition in self.conditions)
+        slots = len(action.fillers)  # of any action there may be fewer than a condition names
+        return all(c.slot <= slots and c.holds(episode, action, source) for c in self.conditions)
 
     def under(self, template: str, joint: str = ": if ") -> str:
         """The template with the conditions, in words."""
@@ -222,7 +223,7 @@ class Rule(Evidence):
 
     def answer(self, episode: EpisodeText, action: Action) -> str | None:
         """``None`` where the rule does not apply."""
-        made = self.copy.make(episode, action)
+        made = self.copy.make(episode, action) if self.copy.slot <= len(action.fillers) else None
         return made[0] if made is not None and self.applies(episode, action, made[1]) else None
 
     def is_right(self, answer: str, turn: Turn) -> bool:

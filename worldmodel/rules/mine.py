@@ -289,7 +289,7 @@ class _Table:
             )
             rule = Rule(self.template, (), self.copies[c], reward, terminated, refuses)
             rule = best.proves(rule, conditions)
-            rules.append(replace(rule, conditions=self._within_evidence(rule, best.covers)))
+            rules.append(replace(rule, conditions=within_evidence(rule, self._fillers_of(best))))
             covered |= best.covers
         return rules + self._words(base, times, equal, covered, held)
 
@@ -324,21 +324,11 @@ class _Table:
             covered = np.zeros(len(held), dtype=bool)
             for best in conjunctions(base, right, np.ones_like(held), covered, held, LEAST_TURNS):
                 claim = best.proves(invariant, self.conditions)
-                invariants.append(replace(claim, conditions=self._within_evidence(claim, best.covers)))
+                invariants.append(replace(claim, conditions=within_evidence(claim, self._fillers_of(best))))
         return invariants
 
-    def _within_evidence(self, claim: Rule | Invariant, covers: np.ndarray) -> tuple[Condition, ...]:
-        """Conditions of a claim. One that pays or ends holds for the fillers it was seen with, unless they are many.
-
-        In a log in which only coins were ever taken, "take {1}" always pays; a policy would find that doors pay, too.
-        """
-        if not (claim.reward or claim.terminated):
-            return claim.conditions
-        seen = [self._fillers[k] for k in np.flatnonzero(covers)]
-        values = [sorted(set(column)) for column in zip(*seen, strict=False)]
-        few = [(slot, names) for slot, names in enumerate(values, start=1) if len(names) < _MANY_FILLERS]
-        limits = [Condition("is", slot, " | ".join(names)) for slot, names in few]
-        return tuple(dict.fromkeys([*claim.conditions, *limits]))
+    def _fillers_of(self, best: Conjunction) -> list[tuple[str, ...]]:
+        return [self._fillers[k] for k in np.flatnonzero(best.covers)]
 
     def _since(
         self, accepted: np.ndarray, times: np.ndarray, right: np.ndarray, here: np.ndarray
@@ -366,6 +356,19 @@ class _Table:
         if not columns:
             return np.zeros((len(times), 0), dtype=bool), []
         return np.stack(columns, axis=1), conditions
+
+
+def within_evidence(claim: Rule | Invariant, seen: Sequence[tuple[str, ...]]) -> tuple[Condition, ...]:
+    """Conditions of a claim. One that pays or ends holds for the fillers it was ``seen`` with, unless they are many.
+
+    In a log in which only coins were ever taken, "take {1}" always pays; a policy would find that doors pay, too.
+    """
+    if not (claim.reward or claim.terminated):
+        return claim.conditions
+    values = [sorted(set(column)) for column in zip(*seen, strict=False)]
+    few = [(slot, names) for slot, names in enumerate(values, start=1) if len(names) < _MANY_FILLERS]
+    limits = [Condition("is", slot, " | ".join(names)) for slot, names in few]
+    return tuple(dict.fromkeys([*claim.conditions, *limits]))
 
 
 def _contexts(text: str, filler: str, most: int = 2) -> Iterator[str]:

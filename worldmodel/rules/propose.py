@@ -16,6 +16,7 @@ from real_envs.chat_server import ChatServer
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.rules.conditions import Rule
+from worldmodel.rules.mine import within_evidence
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.search import LEAST_TURNS, PRECISION, judging_half, lower_bound
 from worldmodel.rules.templates import ANY
@@ -151,6 +152,7 @@ def holding(rules: RuleSet, proposed: Sequence[Rule], log: Sequence[Trajectory])
     """
     held = judging_half(log)
     answered: dict[Rule, dict[tuple[str, int], bool]] = {rule: {} for rule in proposed}  # by turn: right or wrong
+    fillers: dict[tuple[str, int], tuple[str, ...]] = {}
     for trajectory in log:
         for k, turn in enumerate(trajectory.turns):
             action, history = rules.language.templates.read(turn.action), trajectory.turns[:k]
@@ -161,6 +163,7 @@ def holding(rules: RuleSet, proposed: Sequence[Rule], log: Sequence[Trajectory])
             if rules.answer(trajectory.start, history, turn.action, trajectory.id) is not None:
                 continue
             episode = rules.episode(trajectory.start, history, trajectory.id)
+            fillers[trajectory.id, k] = action.fillers
             for rule in candidates:
                 if (answer := rule.answer(episode, action)) is not None:
                     answered[rule][trajectory.id, k] = rule.is_right(answer, turn)
@@ -170,12 +173,13 @@ def holding(rules: RuleSet, proposed: Sequence[Rule], log: Sequence[Trajectory])
         good = [rule for rule in (_counted(rule, turns, held) for rule, turns in answered.items()) if _holds(rule)]
         if not good:
             break
-        kept.append(max(good, key=lambda rule: rule.turns))
-        covered = next(turns for rule, turns in answered.items() if _same(rule, kept[-1]))
+        best = max(good, key=lambda rule: rule.turns)
+        covered = next(turns for rule, turns in answered.items() if _same(rule, best))
+        kept.append(replace(best, conditions=within_evidence(best, [fillers[at] for at in covered])))
         answered = {
             rule: {at: right for at, right in turns.items() if at not in covered}
             for rule, turns in answered.items()
-            if not _same(rule, kept[-1])
+            if not _same(rule, best)
         }
     return kept
 

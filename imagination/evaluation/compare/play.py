@@ -129,7 +129,11 @@ class ComparisonPlayer:
         return dreams, reals, pairs
 
     async def logged(self, split: str, log: Sequence[Trajectory], world: WorldModel) -> list[Pair]:
-        """Logged episodes, dreamed again with their own actions in ``world``, which is shown nothing of them."""
+        """Logged episodes, dreamed again with their own actions in ``world``, which is shown nothing of them.
+
+        A declared goal decides what dreams pay, so it says what they should have paid.
+        """
+        log = self.session.config.worldmodel.goal.relabel_log(log)
         starts = {e.id: Start(e.task_id, e.start) for e in log}
         actions = {e.id: tuple(turn.action for turn in e.turns) for e in log}
         episodes = [Episode(e.id, Task(e.id), e.group_id, e.seed) for e in log]

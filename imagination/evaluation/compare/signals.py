@@ -54,14 +54,14 @@ async def signal_table(
     what was done, or the other way round.
     """
     run, settings, log = session.run, session.config.worldmodel, session.log
-    goal, held = settings.goal, settings.goal.relabel_log(log.held)
-    unseen = goal.relabel_log(unseen)
+    goal = settings.goal
+    train, held, unseen = map(goal.relabel_log, (log.train, log.held, unseen))
     signals: list[Signal] = [
         Recorded("likelihood", "confidence"),
         Recorded("outcome likelihood", "outcome_confidence"),
         Recorded("ensemble disagreement", "disagreement", sure=False),
-        Support(log.train),
-        Nearest(TransitionIndex(log.train)),
+        Support(train),
+        Nearest(TransitionIndex(train)),
     ]
     if (rules := rules_of(run)) is not None:
         signals.append(Violations(rules))
@@ -75,9 +75,7 @@ async def signal_table(
         taught = await judge(plain.at_temperature(1.0), held[:EPISODES])
         head = Discriminator.fit(states, held, taught)
         signals += [head] if head is not None else []
-    answers, refusals = _answers(
-        unseen, await judge(world, unseen[:EPISODES]), learn_refusals(goal.relabel_log(log.train))
-    )
+    answers, refusals = _answers(unseen, await judge(world, unseen[:EPISODES]), learn_refusals(train))
     judged_on = {"replays": dreamed_turns(pairs), "answers": answers, "refusals": refusals}
     rows = [
         {"on": on, **row}

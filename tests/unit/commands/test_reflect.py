@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,11 +19,13 @@ from imagination.data.augmentation import with_reflections
 from imagination.rollout.dream_env import Guard
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
-from imagination.session import Policy, Session
-from imagination.settings import Config
+from imagination.session import Log, Policy, Session
+from imagination.settings import Config, UserError
+from imagination.settings.compose import load_config
 from policy.lm.engine import ContextFull
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from tests.support.scripted import CHAT, Says, Table, says
+from tests.support.scripted import CHAT, Answering, Says, Table, says
+from worldmodel.goal import GoalWorldModel
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 EXPERT = Trajectory(
@@ -57,6 +60,20 @@ def test_only_outcomes_that_are_sure_and_speak_for_the_expert_are_told() -> None
     assert world.asked[0] == (0, "look")
     assert world.asked[-1] == (1, "wait")  # in the state after the expert's first action
     assert world.released == ["e"]
+
+
+def test_an_outcome_that_the_declared_goal_pays_speaks_for_no_expert(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The log pays the expert as much for what is no goal."""
+    config = load_config(["run=r", "worldmodel.goal.observation=treasure"], Config)
+    other = replace(EXPERT, id="o", agent="noisy", source=Source.REAL, turns=(Turn("dig", "A treasure!", 0.0, False),))
+    world = GoalWorldModel(Answering(lambda seen, action: says("A treasure!")), config.worldmodel.goal)
+    session = Mock(log=Log([EXPERT, other], []))
+    session.world_model.return_value, session.guard.return_value = world, Guard(0.5, 0.9)
+    monkeypatch.setattr(stage, "Session", lambda *_: session)
+    with pytest.raises(UserError, match="no_contrast"):
+        stage.reflect(config, tmp_path)
 
 
 def test_a_reflection_tells_the_others_then_what_really_happened() -> None:

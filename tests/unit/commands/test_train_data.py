@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from imagination.commands.train import _Data
+from imagination.commands.train import _Data, _worlds
+from imagination.rollout.dream_env import starts_from_log
+from imagination.runs.run_folder import RunFolder
+from imagination.session import Log, Session
 from imagination.settings import Config
+from imagination.settings.compose import load_config
+from real_envs.env import Task
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from tests.support.scripted import Answering
 from worldmodel.goal import Goal
+from worldmodel.world_model import Prediction
 
 
 def data_of(log: list[Trajectory], config: Config) -> _Data:
@@ -31,6 +40,24 @@ def test_no_expert_of_a_validation_task_is_imitated() -> None:
     validation = {data.starts[name].task_id for name in data.validation}
     assert len(validation) == 4
     assert {t.task_id for t in data.experts} == {f"t{n}" for n in range(10)} - validation
+
+
+def test_rewards_are_known_of_the_held_out_tasks_that_are_trained_in(tmp_path: Path) -> None:
+    config = load_config(["dream.known_rewards=true", "dream.min_confidence=0", "train.tasks=heldout"], Config)
+    held = [episode("h", "won", 1.0)]
+    session = Session(config, RunFolder(tmp_path, 0))
+    session.log = Log([episode("t", "won", 1.0)], [])
+    pays = Answering(lambda seen, action: Prediction("won", 1.0, True, 0.9, 0.9))
+    session.__dict__["world_model"] = lambda known: pays
+    starts = starts_from_log(held, branch=False)
+    data = _Data(True, held, [*session.log.train, *held], [], starts, starts, [], None)
+    env = _worlds(session, data, None, True)[0].make_env()
+
+    async def reward(action: str) -> float | None:
+        await env.reset(Task("h", {"start": next(iter(starts))}), 0)
+        return (await env.step(action)).reward
+
+    assert [asyncio.run(reward(action)) for action in ("go", "stay")] == [1.0, 0.0]
 
 
 def test_experts_are_those_of_the_declared_goal() -> None:

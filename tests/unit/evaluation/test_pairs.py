@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,10 @@ from rich.console import Console
 
 from imagination.evaluation.compare import signals
 from imagination.evaluation.compare.pairs import consistency, outcome, pair_json, pair_up, statistics
+from imagination.evaluation.compare.play import ComparisonPlayer, Ledger
 from imagination.report.compare_text import pair_view
+from imagination.rollout.dream_env import NO_GUARD
+from imagination.rollout.engines import Engines
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Log
 from imagination.settings import Config
@@ -23,7 +27,7 @@ from tests.support.comparisons import episode
 from tests.support.scripted import Answering
 from worldmodel.goal import Goal, GoalWorldModel
 from worldmodel.rules.world_model import DeclaredAnswers
-from worldmodel.world_model import PredictionInvalid
+from worldmodel.world_model import Prediction, PredictionInvalid
 
 HALL, CAT, RAT = (Turn("go", text, 0.0, False, {"confidence": 0.5}) for text in ("A hall.", "A cat.", "A rat."))
 THE_CAT = Turn("go", "The cat!", 0.0, False)
@@ -34,9 +38,11 @@ def pair(dream: list[Turn], real: list[Turn], stop: StopReason | None = None, en
     return pair_up("p", "dream", "train", episode("d", dream, stop=stop), episode("r", real, Source.REAL, stop=end))
 
 
+@pytest.mark.parametrize("reward", [1.0, None])
 def test_a_head_is_taught_by_plain_answers_and_judged_by_the_declared_goal(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reward: float | None
 ) -> None:
+    """Also where the log has no rewards."""
     asked: list[tuple[Any, list[Trajectory]]] = []
 
     async def judge(model: Any, log: list[Trajectory]) -> list[Any]:
@@ -45,7 +51,8 @@ def test_a_head_is_taught_by_plain_answers_and_judged_by_the_declared_goal(
 
     monkeypatch.setattr(signals, "judge", judge)
     monkeypatch.setattr(signals, "load_model", lambda *_: (None, None))
-    config, log = Config(), [episode("r", [HALL, WIN], Source.REAL)]
+    turns = [replace(turn, reward=reward and turn.reward) for turn in (HALL, WIN)]
+    config, log = Config(), [episode("r", turns, Source.REAL)]
     config.worldmodel.goal = goal = Goal(observation="win", reward=0.5)
     session: Any = SimpleNamespace(config=config, run=RunFolder(tmp_path, 0), log=Log(log, log))
     plain = Answering(lambda *_: PredictionInvalid("nobody asks"))
@@ -54,6 +61,19 @@ def test_a_head_is_taught_by_plain_answers_and_judged_by_the_declared_goal(
     (taught, held), (judged, unseen) = asked
     assert (type(taught), taught.model, judged) == (GoalWorldModel, plain, world)
     assert [[turn.reward for t in some for turn in t.turns] for some in (held, unseen)] == [[0.0, 0.5]] * 2
+
+
+def test_a_log_is_dreamed_again_by_the_declared_goal() -> None:
+    """The log pays and ends elsewhere, which is no mistake of a dream that pays by the goal."""
+    log = [episode("r", [replace(HALL, reward=1.0), replace(WIN, reward=0.0, terminated=False), RAT], Source.REAL)]
+    config = Config()
+    config.worldmodel.goal = goal = Goal(observation="win")
+    says = Answering(lambda seen, action: Prediction((HALL, WIN)[len(seen)].observation, 0.0, False, 0.9, 0.9))
+    world: Any = GoalWorldModel(says, goal)
+    session: Any = SimpleNamespace(config=config, solved_at=None)
+    player = ComparisonPlayer(session, world, NO_GUARD, None, None, None, Ledger(Engines(config.engine)))
+    found = statistics(asyncio.run(player.logged("train", log, world)))
+    assert (found["turns"], found["false_success"], found["missed_success"]) == ({"same": 2}, 0, 0)
 
 
 def test_statistics_by_hand() -> None:

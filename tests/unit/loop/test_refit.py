@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from imagination.loop.refit import log_likelihood, no_worse
+from imagination.loop.refit import log_likelihood, no_worse, true_turns
+from imagination.session import Log
+from imagination.settings import Config
 from policy.lm.backbone import build_model
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import NO_ANSWER, Owner, Turn
+from tests.support.scripted import Answering
 from tests.support.tiny import logged_episode
 from worldmodel.formats.full import FullObservation, episode_tokens
+from worldmodel.goal import Goal, GoalWorldModel
+from worldmodel.world_model import Prediction
 
 
 @pytest.mark.parametrize(
@@ -33,6 +40,18 @@ def test_a_version_is_believed_where_no_kind_of_episode_got_less_likely(
     before: dict[str, float | None], after: dict[str, float | None], wanted: bool
 ) -> None:
     assert no_worse(before, after, tolerance=0.01) is wanted
+
+
+def test_a_dream_with_a_declared_goal_is_true_where_it_pays_as_the_goal_does() -> None:
+    """The log pays for each turn, and does not end where the goal is met."""
+    turns = (Turn("go", "A hall.", 0.25, False), Turn("go", "You win.", 0.75, False))
+    held = [replace(logged_episode("corridor-a", k), turns=turns) for k in range(12)]
+    config = Config()
+    config.worldmodel.goal = goal = Goal(observation="win")
+    says = Answering(lambda seen, action: Prediction(turns[len(seen)].observation, 0.0, False, 0.9, 0.9))
+    model = GoalWorldModel(says, goal)
+    session: Any = SimpleNamespace(config=config, log=Log(held, held), world_model=lambda temperature: model)
+    assert true_turns(session) == 2
 
 
 def test_the_log_likelihood_of_a_turn_is_that_of_a_plain_loop() -> None:

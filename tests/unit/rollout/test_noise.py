@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from imagination.learning.collector import CollectionPlan, ExperienceCollector, 
 from imagination.rollout.dream_env import DreamEnv, Start
 from imagination.rollout.noise import UselessAnswers
 from imagination.rollout.schedules import noise_spec
+from imagination.runs.run_folder import RunFolder
+from imagination.session import Log, Session
 from imagination.settings import Config, DreamSettings, ProgressSettings, TrainSettings
 from imagination.settings.compose import load_config
 from real_envs.env import StepResult, Task
@@ -87,6 +91,35 @@ def test_noise_changes_words_alone_of_the_share_that_it_names(share: str) -> Non
     assert texts <= {f"found {k}" for k in range(1, 6)}  # never the task's own, and no answer that ends
     assert len(texts) > 3
     assert all(noisy[k].info["noise"] is True for k in changed)
+
+
+@pytest.mark.parametrize("reward", [0.0, None])
+def test_an_answer_that_meets_the_declared_goal_is_no_noise(tmp_path: Path, reward: float | None) -> None:
+    """The log pays for none, and perhaps measured nothing. In a dream that has shown the goal, nothing meets it."""
+    config = load_config(
+        [
+            "dream.noise=0.9",
+            "dream.noise_actions=^search",
+            "dream.min_confidence=0",
+            "worldmodel.goal.observation='found 1'",
+        ],
+        Config,
+    )
+    session = Session(config, RunFolder(tmp_path, 0))
+    played = [
+        replace(t, turns=tuple(replace(turn, reward=reward, terminated=False) for turn in t.turns)) for t in log()
+    ]
+    session.log = Log(played, [])
+    env = session.dreams(Model(), STARTS)()  # type: ignore[arg-type]
+
+    async def texts() -> set[str]:
+        found = set()
+        for seed in range(50):
+            await env.reset(Task("t0", {"start": "s", "noise": "0.9"}), seed)
+            found.add((await env.step("search: 0")).observation.text)
+        return found
+
+    assert asyncio.run(texts()) == {"true search: 0", *(f"found {k}" for k in range(2, 6)), "No searches are left."}
 
 
 def test_noise_is_of_the_episode_seed_and_the_action() -> None:

@@ -61,6 +61,13 @@ def test_the_predicate_replaces_reward_and_end_and_the_record_says_so() -> None:
     assert plain.info == {"confidence": 0.4, "outcome_confidence": 0.5, "outcome_by": "model"}  # no members: no key
 
 
+def test_a_rule_is_no_surer_of_its_words_where_a_goal_decides() -> None:
+    """Both numbers of its answer are its precision, of words and outcome together."""
+    rule = Prediction("You cannot.", 0.0, False, confidence=0.99, outcome_confidence=0.99, outcome_by="rule")
+    (told,) = steps(GoalWorldModel(scripted(rule), WON), ["look"], "opened")
+    assert (told.info["confidence"], told.info["outcome_confidence"]) == (0.99, 1.0)
+
+
 def test_a_goal_may_pay_without_ending() -> None:
     goal = Goal(observation="ring", reward=-0.25, ends=False)
     answer = Prediction("a ring", 0.0, True, 0.0, 0.0)  # so unlikely that its probability is 0.0

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from imagination.evaluation.world_model_eval import measure
+from imagination.rollout.world_models import form_of
+from imagination.runs.run_folder import RunFolder
+from imagination.session import Log
+from imagination.settings import Config, WorldModelSettings
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
+from tests.support.scripted import Answering
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import episode_tokens, prediction_text, prompt_tokens
 from worldmodel.formats.memory import MemoryFormat, TaskMemory
 from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
+from worldmodel.goal import Goal
+from worldmodel.world_model import Prediction
 
 CHAT = ChatFormat(train_tokenizer(["HALL"], 270, ["[known] ", "[now] "]))
 EAST, KEY, WON = (
@@ -44,6 +57,40 @@ def test_a_task_is_known_by_what_its_episodes_have_shown() -> None:
     assert index.of("A hall.", 1, frozenset()) == ["A cellar."]
     assert index.of("Room 1.", 9, frozenset()) == []
     assert index.of("A place never seen.", 9, frozenset()) == []
+
+
+@pytest.mark.parametrize("kind", ["text", "retrieval"])
+def test_a_dream_reads_of_a_log_without_rewards_what_the_fit_read_of_the_goals(
+    kind: Literal["text", "retrieval"],
+) -> None:
+    config = WorldModelSettings(kind=kind, facts=4, goal=Goal(observation="Yes"))
+    plain = [replace(t, turns=tuple(replace(turn, reward=None) for turn in t.turns)) for t in LOG]
+    dreamed, fitted = (
+        form_of(config, log).contexts("A hall.", [], "look") for log in (plain, config.goal.relabel_log(LOG))
+    )
+    assert dreamed == fitted
+    assert "take key: Yes.\n[reward=1 done]" in dreamed[0]
+
+
+@pytest.mark.parametrize("kind", ["text", "retrieval"])
+def test_what_is_judged_by_a_declared_goal_is_hidden_as_it_was_logged(
+    tmp_path: Path, kind: Literal["text", "retrieval"]
+) -> None:
+    """A copy of a kept-back episode is in the log, and the goal pays for another turn of it."""
+    config = Config(worldmodel=WorldModelSettings(kind=kind, facts=4, goal=Goal(observation="cellar", ends=False)))
+    shown: list[list[str]] = []
+
+    class Looking(Answering):
+        def excluding(self, episodes: Sequence[Trajectory]) -> Looking:
+            shown.append(form_of(config.worldmodel, LOG).excluding(episodes).contexts("A hall.", [], "take key"))
+            return self
+
+    model = Looking(lambda seen, action: Prediction("Yes.", 1.0, True, 0.9, 0.9))
+    session: Any = SimpleNamespace(config=config, run=RunFolder(tmp_path, 0), world_model=lambda *_, **__: model)
+    session.log = Log(LOG, [replace(LOG[0], id="held")])
+    measure(session)
+    assert len(shown) == 2
+    assert not any("take key: Yes." in text for contexts in shown for text in contexts)
 
 
 def test_what_the_task_declares_comes_first_and_is_hidden_from_no_episode_of_it() -> None:

@@ -6,8 +6,10 @@ import pytest
 
 from imagination.rollout.world_models import declared_of
 from real_envs.errors import UserError
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.dreamed import steps
 from tests.support.scripted import Answering
+from worldmodel.formats.memory import TaskMemory
 from worldmodel.rules.world_model import DeclaredAnswers
 from worldmodel.world_model import Prediction
 
@@ -55,3 +57,23 @@ def test_a_world_that_declares_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="textworld"):
         declared_of("textworld", "schema", [])
     assert declared_of("textworld", "off", []) == {}
+
+
+def test_facts_are_of_the_one_task_that_begins_so() -> None:
+    """Of two tasks that begin alike, neither is told by the other's facts; an episode without any takes none away."""
+    start = "ls()\ncd(folder: str)\nUser: First."
+    moves = ("calls 1: cd(folder='a')",)
+    going_on = (*moves, "request 2: Second.", "calls 2: ls()")
+    history = [Turn("cd(folder='a')", "None", 0.0, False)]
+
+    def said(*facts: tuple[str, ...]) -> object:
+        log = [
+            Trajectory(f"e{k}", f"t{k}", "g", Source.REAL, "a", 0, start, (), StopReason.TURN_LIMIT, world_facts=some)
+            for k, some in enumerate(facts)
+        ]
+        answer = declared_of("bfcl", "user", log)["user"](start, history, "done()")
+        return answer, TaskMemory(log).of(start, 9, frozenset())
+
+    told = ("User: Second.", 0.5, False), [*going_on]
+    assert said(going_on) == said(going_on, (), going_on) == told
+    assert said(going_on, moves) == said(moves, going_on) == (None, [])

@@ -11,6 +11,7 @@ import pytest
 from imagination.cli import main
 from real_envs.chat_server import ChatServer
 from real_envs.store import TrajectoryStore
+from real_envs.trajectory import Turn
 from tests.support.judging import judge, says
 from tests.support.rooms_world import rooms_log
 from worldmodel.rules.mine import mine_rules
@@ -64,6 +65,33 @@ def test_a_proposal_is_judged_by_the_log(fewer: RuleSet) -> None:
     assert (kept[0].exceptions, kept[0].held_exceptions) == (0, 0)
     refused = [turn for t in LOG for turn in t.turns if turn.action[:2] == "go" and "cannot" in turn.observation]
     assert kept[0].turns + kept[0].held_turns == len(refused), "plain counting over the log"
+
+
+@pytest.mark.parametrize("condition", [{"kind": "is", "slot": 2, "value": "hall"}, None])
+def test_a_proposal_for_any_action_needs_the_slots_that_it_names(fewer: RuleSet, condition: dict[str, object]) -> None:
+    """Moves have one."""
+    copy = {"kind": "link", "text": "you stand in", "slot": 2, "between": "lies"}
+    proposal = {
+        "template": ANY,
+        "conditions": [condition] if condition else [],
+        "copy": WALL["copy"] if condition else copy,
+    }
+    proposed, wrong = read_proposals(fewer, json.dumps(proposal))
+    assert (len(proposed), wrong, holding(fewer, proposed, LOG)) == (1, 0, [])
+
+
+def test_a_proposal_pays_only_for_what_the_log_saw_pay() -> None:
+    """Only coins and gems were ever taken, and each time that paid. A policy would find that doors pay, too."""
+    log = [
+        replace(LOG[0], id=f"e{k}", task_id=f"t{k}", turns=(Turn(f"take {thing}", "Taken.", 1.0, True),))
+        for k, thing in enumerate(("coin", "gem") * 400)
+    ]
+    bare = RuleSet(mine_rules(log).language, [])
+    pays = WALL | {"template": "take {1}", "conditions": [], "reward": 1, "terminated": True}
+    proposed, _ = read_proposals(bare, json.dumps(pays | {"copy": {"kind": "say", "text": "Taken."}}))
+    kept = RuleSet(bare.language, holding(bare, proposed, log))
+    assert kept.answer(log[0].start, (), "take gem") is not None
+    assert kept.answer(log[0].start, (), "take door") is None
 
 
 def test_what_the_evidence_says_is_counted_and_never_believed(fewer: RuleSet) -> None:
