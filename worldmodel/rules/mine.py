@@ -262,6 +262,8 @@ class _Table:
         rules: list[Rule] = []
         open_ = [(c, o) for c in range(len(self.copies)) for o in range(len(outcomes))]
         open_ = [(c, o) for c, o in open_ if (equal[:, c] & (outcome == o)).sum() >= LEAST_TURNS]
+        if self.template == OTHER:  # nothing is known of what is said there, and a policy would say anything
+            open_ = [(c, o) for c, o in open_ if not any(outcomes[o])]
         while open_:
             best: Conjunction | None = None
             best_of: tuple[int, int, list[Condition]] | None = None

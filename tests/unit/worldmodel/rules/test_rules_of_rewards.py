@@ -52,6 +52,20 @@ def rules() -> RuleSet:
     return mine_rules([walk(seed) for seed in range(1000)])
 
 
+def test_no_rule_pays_for_whatever_is_said() -> None:
+    """Each answer of the log has a form of its own, and each was paid for. A policy would find that nonsense is."""
+    things = ["alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "theta"]
+
+    def asked(k: int) -> Trajectory:
+        answer = " of the ".join(random.Random(k).sample(things, 6))
+        turns = (Turn("look", "Nothing.", 0.0, False), Turn(answer, "Thanks.", 1.0, True))
+        return Trajectory(f"e{k}", f"t{k}", "g", Source.REAL, "a", 0, f"Question {k}.", turns, StopReason.TERMINATED)
+
+    found = mine_rules([asked(k) for k in range(800)])
+    assert found.answer("Question 1.", (), "look") is not None
+    assert found.answer("Question 1.", (), "nonsense") is None
+
+
 def outcomes(rules: RuleSet) -> list[Invariant]:
     return [i for i in rules.invariants if i.phrase == OUTCOME]
 
