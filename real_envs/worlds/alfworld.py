@@ -262,6 +262,7 @@ class Alfworld(GeneratedWorld):
             if len(files[split]) < count:
                 raise UserError(
                     f"{settings.folder} has {len(files[split])} games for '{split}', not games.{split}={count}"
+                    + ("; env.options.variations makes more of them" if split == "train" else "")
                 )
 
         def too_few(split: str, opened: int) -> str:

@@ -181,7 +181,7 @@ def test_what_is_wrong_with_the_games_is_said(planner: None, tmp_path: Path, mon
     torn.write_text('{"pddl_problem": "(define')
     refused(lambda: make(data=here), str(torn), "JSONDecodeError")
     torn.write_text(json.dumps({"pddl_problem": PROBLEM}))
-    refused(lambda: make(2, data=here), "1 games", "games.train=2")
+    refused(lambda: make(2, data=here), "1 games", "games.train=2", "env.options.variations")
     refused(lambda: AlfworldSettings(train="train+valid_seen"), "valid_seen", error=ValueError)
     assert not (tmp_path / "games" / "games.json").exists()
 
