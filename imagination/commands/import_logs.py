@@ -241,9 +241,8 @@ class _Import:
 
     def _is_other(self, episode: Trajectory, known: int | None) -> bool:
         """Whether a stored episode of the same id says something else. Masks are made only where texts differ."""
-        same = (
-            known is None or episode.id not in self._stated or known == _content_hash(episode)
-        )  # other ids are hashes
+        # an id that the log does not state is a hash
+        same = known is None or episode.id not in self._stated or known == _content_hash(episode)
         return not same and known != _content_hash(self._masked(episode))
 
     def _read(self, report: ImportReport, coverage: Coverage, stored: dict[str, int]) -> set[str]:

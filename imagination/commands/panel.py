@@ -16,14 +16,8 @@ from real_envs.panels import Panel, digest, installed
 from real_envs.world import FILE, find_world
 from real_envs.worlds.generated import GeneratedWorld
 
-_BESIDE = {
-    "data",
-    "delay",
-    "screenshots",
-    "train",
-    "train_fold",
-    "variations",
-}  # options of a world that make no held-out task
+# options of a world that make no held-out task
+_BESIDE = {"data", "delay", "screenshots", "train", "train_fold", "variations"}
 
 
 def panel(config: Config, folder: Path) -> None:

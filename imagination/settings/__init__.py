@@ -44,11 +44,8 @@ from imagination.settings.training import SelfImitationSettings as SelfImitation
 from policy.lm.settings import EngineSettings, ModelSettings
 from real_envs.errors import UserError as UserError
 
-# Numbers that may be less than 0, and those that are 1 or more; all others are 0 or more.
+# Numbers that may be less than 0; no other may, whatever else its section requires.
 _SIGNED = re.compile(r"options\.|[._]reward$|process_coef$|carried_out$|solved_at$|keep_min_return$|min_spearman$")
-_COUNT = re.compile(
-    r"(worldmodel|policy|model)\.(hidden|layers|\w*heads|mlp|context)$|^(dream|evaluate)\.max_t\w+$|^max_a|^num_"
-)
 
 LoggerName = Literal["tensorboard", "wandb", "csv", "none"]
 Strategy = Literal["ddp", "fsdp2"]
@@ -114,10 +111,10 @@ class Config:
 
     def __post_init__(self) -> None:
         for key, value in flatten(asdict(self)).items():
-            least = -math.inf if _SIGNED.search(key) else 1 if _COUNT.search(key) else 0
-            if isinstance(value, int | float) and not value >= least:
-                bound = "a number" if least < 0 else f"{least} or more"
-                raise ConfigError(f"{key} must be {bound}, got {value}")
+            least = -math.inf if _SIGNED.search(key) else 0
+            if isinstance(value, int | float) and not value >= least:  # nan is not
+                raise ConfigError(f"{key} must be {'a number' if least else '0 or more'}, got {value}")
+        require(self, "1 or more", "max_action_tokens", "num_nodes")
         if max(self.seed, self.train.seed or 0) >= 2**32:
             raise ConfigError("seed and train.seed must be less than 2**32")
         require(self, "above 0", "wait_minutes")

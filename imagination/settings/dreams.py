@@ -57,6 +57,7 @@ class DreamSettings:
 
     def __post_init__(self) -> None:
         require(self, "in [0, 1)", "branch_share", "hindsight")
+        require(self, "1 or more", "max_turns", "max_tokens")
         require(self, "above 0", "noise_base")
         try:
             re.compile(self.noise_actions)

@@ -20,6 +20,9 @@ class EvaluateSettings:
     max_turns: int = 12  #: turn limit of an episode
     temperature: float = 1.0  #: of the policy; 0 is greedy
 
+    def __post_init__(self) -> None:
+        require(self, "1 or more", "max_turns")
+
 
 @dataclass
 class FewShotSettings:

@@ -89,6 +89,7 @@ class WorldModelSettings(ModelSettings):
     screen: ScreenSettings = field(default_factory=ScreenSettings)  #: the model of screenshots, for kind=screen
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self, "1 or more", "members", "neighbours")
         require(self, "0 or more", "facts", "reasoning_tokens", "rarity")
         require(self, "in [0, 1]", "facts_share")

@@ -40,6 +40,11 @@ class ModelSettings:
     dtype: str = "float32"  #: of a loaded checkpoint; of the saved weights of a base model (pretrain.model.dtype)
     lora: LoraSettings = field(default_factory=LoraSettings)  #: low-rank adapters
 
+    def __post_init__(self) -> None:
+        for name in ("hidden", "layers", "heads", "kv_heads", "mlp", "context"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+
     @property
     def follows_instructions(self) -> bool:
         """Whether it is a pretrained chat model."""

@@ -9,7 +9,6 @@ The text of a reset is the room and then the task. A solved task earns 1; there 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -274,15 +273,15 @@ class Alfworld(GeneratedWorld):
             def name_of(game: tuple[Path, int]) -> str | None:
                 """The game, where the engine opens its file."""
                 file, number = game
-                with contextlib.suppress(NoVariation):
+                try:
                     read_game(file, number)
                     if not number:
-                        refused.add(file)
-                        with contextlib.suppress(EnvFailure):  # such as KeyError: 'val1'
-                            start(Task(file.parent.name, {"path": str(file)}))
-                            refused.remove(file)
-                    return None if file in refused else str(game)
-                return None
+                        start(Task(file.parent.name, {"path": str(file)}))
+                except NoVariation:
+                    return None
+                except EnvFailure:  # such as KeyError: 'val1'
+                    refused.add(file)
+                return None if file in refused else str(game)
 
             opened = draw_distinct(counts, lambda split, _: files[split], name_of, progress, too_few)
         return {split: [_drawn(*game, settings.folder) for game in games] for split, games in opened.items()}

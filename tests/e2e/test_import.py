@@ -334,9 +334,9 @@ def test_a_log_without_rewards_is_fitted_to_by_the_goal_that_its_next_command_as
     turns = [{"action": "open it", "observation": "It opens."}, {"action": "look", "observation": "A room."}]
     records = [{"task_id": f"t{k % 5}", "agent": "expert", "start": "Go.", "turns": turns} for k in range(10)]
     assert imagine(tmp_path, "import", "auto", str(write(tmp_path / "a.jsonl", *records)), "preset=tiny") == 0
-    told = capsys.readouterr().out.partition("next:\n")[2]
-    assert "worldmodel.goal.observation=PATTERN" in told
-    assert "train.expert_share=0" in told
+    printed = capsys.readouterr().out.partition("next:\n")[2]
+    assert "worldmodel.goal.observation=PATTERN" in printed
+    assert "train.expert_share=0" in printed
     assert imagine(tmp_path, "fit-world-model", "fit.steps=1") == 2
     assert "worldmodel.goal.observation=PATTERN" in capsys.readouterr().err
     assert imagine(tmp_path, "fit-world-model", "fit.steps=1", "worldmodel.goal.observation=opens") == 0

@@ -65,9 +65,9 @@ def test_an_arm_has_the_settings_of_its_run_then_of_the_command_then_its_own(tmp
     ours = config_of_arm(run, here, "train.lr=0.2 algorithm=ppo")
     assert (ours.train.updates, ours.train.lr, ours.algorithm.name, ours.seed) == (3, 0.2, "ppo", 7)
     remember_overrides(["train.updates=4", "train.group_size=6"], run)
-    theirs = config_of_arm(run, here, "algorithm=rloo")
-    assert (theirs.train.updates, theirs.train.group_size) == (3, 6)
-    assert (theirs.train.lr, theirs.algorithm.name) == (0.1, "rloo")
+    of_run = config_of_arm(run, here, "algorithm=rloo")
+    assert (of_run.train.updates, of_run.train.group_size) == (3, 6)
+    assert (of_run.train.lr, of_run.algorithm.name) == (0.1, "rloo")
 
 
 @pytest.mark.parametrize(

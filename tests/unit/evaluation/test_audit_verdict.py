@@ -135,12 +135,12 @@ def test_overconfidence_and_willingness_are_said() -> None:
 
 
 def test_of_a_handful_of_turns_neither_calibration_nor_horizon_is_told() -> None:
-    found = good()
-    assert "can be used as a guard" in words(found)
-    found["sets"]["on_policies"]["calibration"]["whole"]["ece"] = e(0.01, 1)
-    found["sets"]["on_policy"]["drift"]["n"] = 3
-    assert "can be used as a guard" not in words(found)
-    assert "own actions no horizon is known: there are fewer than 20 episodes" in words(found)
+    audit = good()
+    assert "can be used as a guard" in words(audit)
+    audit["sets"]["on_policies"]["calibration"]["whole"]["ece"] = e(0.01, 1)
+    audit["sets"]["on_policy"]["drift"]["n"] = 3
+    assert "can be used as a guard" not in words(audit)
+    assert "own actions no horizon is known: there are fewer than 20 episodes" in words(audit)
 
 
 def test_what_was_not_measured_is_not_met() -> None:

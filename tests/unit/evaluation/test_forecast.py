@@ -108,12 +108,12 @@ def test_without_numbers_nothing_is_said() -> None:
 
 
 def test_a_mean_confidence_is_of_the_turns_that_it_was_taken_on() -> None:
-    told = known(measure="confidence")
-    for run in told["runs"]:
+    forecasts = known(measure="confidence")
+    for run in forecasts["runs"]:
         run["trained"] = run["trained"] | {"confidence": run["trained"]["reward_precision"]}
     turns = good()["sets"]["on_policy"]["calibration"]["whole"]["ece"]["n"]
-    assert forecast(audited(0.9), told, least_n=turns) is not None
-    assert forecast(audited(0.9), told, least_n=turns + 1) is None
+    assert forecast(audited(0.9), forecasts, least_n=turns) is not None
+    assert forecast(audited(0.9), forecasts, least_n=turns + 1) is None
 
 
 def test_the_file_of_the_package_is_whole() -> None:

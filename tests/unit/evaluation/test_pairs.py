@@ -72,8 +72,8 @@ def test_a_log_is_dreamed_again_by_the_declared_goal() -> None:
     world: Any = GoalWorldModel(says, goal)
     session: Any = SimpleNamespace(config=config, solved_at=None)
     player = ComparisonPlayer(session, world, NO_GUARD, None, None, None, Ledger(Engines(config.engine)))
-    found = statistics(asyncio.run(player.logged("train", log, world)))
-    assert (found["turns"], found["false_success"], found["missed_success"]) == ({"same": 2}, 0, 0)
+    counts = statistics(asyncio.run(player.logged("train", log, world)))
+    assert (counts["turns"], counts["false_success"], counts["missed_success"]) == ({"same": 2}, 0, 0)
 
 
 def test_statistics_by_hand() -> None:

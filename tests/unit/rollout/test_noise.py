@@ -113,11 +113,11 @@ def test_an_answer_that_meets_the_declared_goal_is_no_noise(tmp_path: Path, rewa
     env = session.dreams(Model(), STARTS)()  # type: ignore[arg-type]
 
     async def texts() -> set[str]:
-        found = set()
+        answers = set()
         for seed in range(50):
             await env.reset(Task("t0", {"start": "s", "noise": "0.9"}), seed)
-            found.add((await env.step("search: 0")).observation.text)
-        return found
+            answers.add((await env.step("search: 0")).observation.text)
+        return answers
 
     assert asyncio.run(texts()) == {"true search: 0", *(f"found {k}" for k in range(2, 6)), "No searches are left."}
 

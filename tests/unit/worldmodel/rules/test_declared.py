@@ -66,7 +66,7 @@ def test_facts_are_of_the_one_task_that_begins_so() -> None:
     going_on = (*moves, "request 2: Second.", "calls 2: ls()")
     history = [Turn("cd(folder='a')", "None", 0.0, False)]
 
-    def said(*facts: tuple[str, ...]) -> object:
+    def answer(*facts: tuple[str, ...]) -> object:
         log = [
             Trajectory(f"e{k}", f"t{k}", "g", Source.REAL, "a", 0, start, (), StopReason.TURN_LIMIT, world_facts=some)
             for k, some in enumerate(facts)
@@ -74,6 +74,6 @@ def test_facts_are_of_the_one_task_that_begins_so() -> None:
         answer = declared_of("bfcl", "user", log)["user"](start, history, "done()")
         return answer, TaskMemory(log).of(start, 9, frozenset())
 
-    told = ("User: Second.", 0.5, False), [*going_on]
-    assert said(going_on) == said(going_on, (), going_on) == told
-    assert said(going_on, moves) == said(moves, going_on) == (None, [])
+    expected = ("User: Second.", 0.5, False), [*going_on]
+    assert answer(going_on) == answer(going_on, (), going_on) == expected
+    assert answer(going_on, moves) == answer(moves, going_on) == (None, [])

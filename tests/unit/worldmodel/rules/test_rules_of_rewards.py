@@ -61,9 +61,9 @@ def test_no_rule_pays_for_whatever_is_said() -> None:
         turns = (Turn("look", "Nothing.", 0.0, False), Turn(answer, "Thanks.", 1.0, True))
         return Trajectory(f"e{k}", f"t{k}", "g", Source.REAL, "a", 0, f"Question {k}.", turns, StopReason.TERMINATED)
 
-    found = mine_rules([asked(k) for k in range(800)])
-    assert found.answer("Question 1.", (), "look") is not None
-    assert found.answer("Question 1.", (), "nonsense") is None
+    rules = mine_rules([asked(k) for k in range(800)])
+    assert rules.answer("Question 1.", (), "look") is not None
+    assert rules.answer("Question 1.", (), "nonsense") is None
 
 
 def outcomes(rules: RuleSet) -> list[Invariant]:
