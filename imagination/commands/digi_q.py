@@ -55,7 +55,7 @@ def digi_q(config: Config, folder: Path) -> None:
         rows = logged_rows(chat, relabelled, RewardShaping(), context - config.max_action_tokens)
         if not rows:
             raise UserError(
-                f"none of {len(log)} logged episodes of digi_q.agents={settings.agents} fits "
+                f"none of {len(log)} logged episodes of digi_q.agents={settings.agents} has a reward and fits "
                 f"policy.context={config.policy.context} tokens, an action more included"
             )
 

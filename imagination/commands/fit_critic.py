@@ -58,7 +58,10 @@ def fit_critic(config: Config, folder: Path) -> None:
             raise UserError(f"no episode of the log is by critic.agents={settings.agents}")
         logged = transitions_of(config, algorithm, model, chat, train)
         if logged is None:
-            raise UserError(f"no episode fits policy.context={config.policy.context} tokens; raise it")
+            raise UserError(
+                f"no episode has a reward and fits policy.context={config.policy.context} tokens: raise that, or "
+                "declare worldmodel.goal.observation"
+            )
         real, kept_back = logged[0], transitions_of(config, algorithm, model, chat, held)
         measured: dict[str, Any] = {"transitions": len(real), "mean_return": float(real.returns.mean())}
         synthetic, seed = None, config.seed
@@ -89,8 +92,8 @@ def transitions_of(
     rows = critic.logged_rows(chat, relabelled, pay, context_of(model, config.policy))
     if len(rows) < len(episodes):
         print(
-            f"note: {len(episodes) - len(rows)} of {len(episodes)} episodes are longer than "
-            f"policy.context={config.policy.context} tokens and were left out",
+            f"note: {len(episodes) - len(rows)} of {len(episodes)} episodes were left out: they have no reward, or are "
+            f"longer than policy.context={config.policy.context} tokens",
             file=sys.stderr,
         )
     return (

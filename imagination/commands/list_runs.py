@@ -71,7 +71,7 @@ def find_runs(root: Path) -> Iterator[Path]:
 def info(folder: Path, root: Path) -> RunInfo:
     """What the files of a run say; a run within another one may have no settings of its own."""
     written = summary(folder)
-    done = dict.fromkeys(written.get("done", {}), "done")
+    done = {stage: "done" for stage, settings in written.get("done", {}).items() if settings}
     settings: dict[str, Any] = {}
     if (folder / "config.yaml").exists():
         try:

@@ -79,7 +79,7 @@ def refine_world_model(config: Config, folder: Path) -> None:
         measured = {"before": before["exact_match"], "after": after["exact_match"], "promoted": better, "n": after["n"]}
         if better:
             _promote(run)
-            run.update({"world_model": after})
+            run.update({"world_model": after, "done": {"train": "", "evaluate": ""}})  # they were by the model before
         run.update({"refined": measured, "real_steps": {NAME: 0}})
     verdict = "takes its place" if better else f"is worse and stays in {run.model(CANDIDATE)}"
     print(

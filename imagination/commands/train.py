@@ -148,7 +148,7 @@ def _train(
     module.passed, module.compute = clock.passed, compute
     save, last = partial(save_checkpoint, policy.model, policy.chat.tokenizer), settings.updates
     keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
-    callbacks = [Gathering(trained, policy.model), watch, replays, failures, best, keep]
+    callbacks = [Gathering(trained, policy.model), clock, watch, replays, failures, best, keep]
     trainer = make_trainer(
         run, "train", bar, module.done, settings.checkpoint_every, callbacks=[c for c in callbacks if c]
     )

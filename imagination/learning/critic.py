@@ -55,7 +55,7 @@ def critic_values(batch: RowBatch, model: Any, value: ValueHead, max_tokens: int
 
 
 def logged_rows(chat: ChatFormat, episodes: Sequence[Trajectory], shaping: RewardShaping, limit: int) -> list[Row]:
-    """The rows of logged episodes; ``truncated`` where one did not end.
+    """The rows of logged episodes with a measured reward; ``truncated`` where one did not end.
 
     An episode that was cut counts as what it earned until then. To leave those out would be to learn from the
     successes alone.
@@ -66,7 +66,7 @@ def logged_rows(chat: ChatFormat, episodes: Sequence[Trajectory], shaping: Rewar
     rows: list[Row] = []
     for episode in episodes:
         tokens = render_for_policy(chat, episode, whole=True)
-        if len(tokens.ids) > limit:
+        if len(tokens.ids) > limit or all(turn.reward is None for turn in episode.turns):
             continue
         made = torch.tensor([owner == Owner.AGENT for owner in tokens.owners])
         rows.append(

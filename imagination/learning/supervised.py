@@ -254,7 +254,7 @@ class SupervisedTrainer:
         average = WeightAverage(trained, settings.average)
         keep = KeepCheckpoints(run.model("kept"), stage, self.keep_every, steps, done, save)
         save_every = self.save_every or max(1, steps // 5)
-        trainer = make_trainer(run, stage, bar, done, save_every, precision, [average, keep])
+        trainer = make_trainer(run, stage, bar, done, save_every, precision, [average, clock, keep])
         stream = StepStream(steps, done, batches, clock.over)
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)
         gather(trained, model)

@@ -52,11 +52,14 @@ class _Steps(IterableDataset):
             yield self._item(step)
 
 
-class TimeLimit:
-    """Of a training, from its first step on; ``minutes=0`` is none. Several processes go by the clock of the first."""
+class TimeLimit(Callback):
+    """Of a training, from its first step on; ``minutes=0`` is none. Several processes go by the clock of the first.
+
+    A resumed training has the time that was left when its state was saved.
+    """
 
     def __init__(self, minutes: float) -> None:
-        self._seconds, self._begin, self._share = 60 * minutes, 0.0, 0.0
+        self._seconds, self._begin, self._share, self._before = 60 * minutes, 0.0, 0.0, 0.0
 
     def over(self) -> bool:
         """To be asked before each step."""
@@ -64,12 +67,18 @@ class TimeLimit:
             return False
         now = from_first(time.monotonic)()
         self._begin = self._begin or now
-        self._share = min(1.0, (now - self._begin) / self._seconds)
+        self._share = min(1.0, self._before + (now - self._begin) / self._seconds)
         return self._share == 1
 
     def passed(self) -> float:
         """The share of the time that was over before this step, in [0, 1]."""
         return self._share
+
+    def state_dict(self) -> dict[str, float]:
+        return {"share": self._share}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self._before = self._share = state_dict["share"]
 
 
 class StepStream(L.LightningDataModule):

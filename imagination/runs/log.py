@@ -63,12 +63,13 @@ def open_store(run: RunFolder, world: str, tasks: TaskSet) -> TrajectoryStore:
 
 
 def solved_at(run: RunFolder, goal: Goal) -> float | None:
-    """Total reward from which a dream is solved, where the log was imported with a threshold; ``None`` is the usual 1.
-
-    A declared goal pays dreams by its own rewards, not by those of the log.
+    """Total reward from which a dream is solved: what a declared goal pays, or the threshold with which the log was
+    imported; ``None`` is the usual 1.
     """
+    if goal.declared:
+        return goal.reward if goal.reward > 0 else None
     folder = next((path for path in (run.log, run.origin) if (path / MANIFEST).exists()), None)
-    threshold = None if folder is None or goal.declared else TrajectoryStore.open(folder).meta.get("solved_at")
+    threshold = None if folder is None else TrajectoryStore.open(folder).meta.get("solved_at")
     return float(threshold) if isinstance(threshold, int | float) else None
 
 

@@ -17,6 +17,7 @@ from imagination.commands.refine_world_model import Answers, no_worse, refine_wo
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.rollout.engines import Engines
 from imagination.rollout.world_models import form_of
+from imagination.runs.fingerprint import state
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
@@ -62,10 +63,12 @@ def half_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_half_trained_world_model_gets_better(half_trained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(half_trained, tmp_path / "run"))
     before = version(run / "models/worldmodel")
+    RunFolder(run, 0).update({"done": {"train": "by the model before"}})
     refine_world_model(half_trained_settings(), run)
     told = summary_of(run)["refined"]
     assert isinstance(told, dict)
     assert told["promoted"]
+    assert state(half_trained_settings(), run, "train") == "not done"
     assert told["after"] > told["before"] + 0.05, told
     assert version(run / "models/worldmodel-before") == before
     assert version(run / "models/worldmodel") != before

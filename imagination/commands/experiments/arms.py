@@ -146,7 +146,7 @@ def prepared_run(config: Config, folder: Path, seed: int, until: str = "train") 
     """
     changed, path = seed_config(config, seed), folder / f"seed-{seed}"
     for name in _stages(until):
-        if name not in RunFolder(path, seed).summary.get("done", {}):
+        if not RunFolder(path, seed).summary.get("done", {}).get(name):
             print(f"== seed {seed}: {name.replace('_', ' ')}", flush=True)
             STAGES[name](changed, path)
             give_back_memory()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -88,4 +90,10 @@ def test_a_state_is_where_ppo_reads_its_value(algorithm: Algorithm) -> None:
 def test_an_episode_that_does_not_fit_is_left_out_whole() -> None:
     longest = max(len(row.ids) for row in logged_rows(CHAT, LOG, RewardShaping(), 1000))
     rows = logged_rows(CHAT, LOG, RewardShaping(), longest - 1)
+    assert [row.truncated for row in rows] == [True]
+
+
+def test_an_episode_whose_rewards_nobody_measured_earned_nothing_that_is_known() -> None:
+    unknown = replace(LOG[0], turns=tuple(replace(turn, reward=None) for turn in LOG[0].turns))
+    rows = logged_rows(CHAT, [unknown, LOG[1]], RewardShaping(), 1000)
     assert [row.truncated for row in rows] == [True]

@@ -119,6 +119,20 @@ def test_a_time_limit_begins_with_the_first_step_and_ends_the_stream(monkeypatch
     assert limit.passed() == 1.0
 
 
+def test_a_resumed_training_has_the_time_that_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("imagination.learning.trainer.time.monotonic", lambda: now)
+    limit, resumed = TimeLimit(minutes=1.0), TimeLimit(minutes=1.0)
+    assert not limit.over()
+    now += 45.0
+    assert not limit.over()
+    resumed.load_state_dict(limit.state_dict())
+    now = 7.0  # another process
+    assert (resumed.over(), resumed.passed()) == (False, 0.75)
+    now += 15.0
+    assert resumed.over()
+
+
 def test_no_time_limit() -> None:
     limit = TimeLimit(minutes=0.0)
     assert list(StepStream(3, lambda: 0, lambda step: step, limit.over).train_dataloader()) == [0, 1, 2]

@@ -112,12 +112,13 @@ def test_the_table_of_seeds_has_means_and_rises() -> None:
 
 
 @pytest.mark.parametrize("place", ["log", "origin"])
-def test_the_threshold_of_the_log_counts_unless_a_goal_pays(tmp_path: Path, place: str) -> None:
+def test_the_threshold_is_what_a_declared_goal_pays_or_that_of_the_log(tmp_path: Path, place: str) -> None:
     run = RunFolder(tmp_path / "run", 0)
     assert solved_at(run, Goal()) is None
     TrajectoryStore.create(run.path / place, {"train": ["t"]}, {"imported": True, "solved_at": 10})
     assert solved_at(run, Goal()) == 10.0
-    assert solved_at(run, Goal(observation="You win")) is None
+    assert solved_at(run, Goal(observation="You win", reward=0.25)) == 0.25
+    assert solved_at(run, Goal(observation="You lose", reward=-1)) is None
     plain = RunFolder(tmp_path / "plain", 0)
     TrajectoryStore.create(plain.log, {"train": ["t"]}, {"environment": "textworld"})
     assert solved_at(plain, Goal()) is None
