@@ -15,7 +15,7 @@ from pathlib import Path
 from imagination.data.augmentation import HINDSIGHT
 from imagination.learning.critic import NAME as CRITIC
 from imagination.rollout.dream_env import Start, starts_from_log
-from imagination.runs.lifecycle import need
+from imagination.runs.lifecycle import find_run, need
 from imagination.runs.log import ORIGIN, open_store
 from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_envs import real_tasks
@@ -52,11 +52,8 @@ def take_over(session: Session) -> None:
     Raises ``UserError``: there is no such run, it lacks a model, or its log is of another world.
     """
     run, world, name = session.run, session.config.env.name, session.config.loop.origin
-    policy, output = session.config.loop.policy, Path(session.config.output)
-    existing = next((folder for folder in (output / name, Path(name)) if (folder / "summary.json").exists()), None)
-    if existing is None:
-        raise UserError(f"loop.origin={name} is no run: neither {output / name} nor {name} has a summary.json")
-    source = RunFolder(existing, 0)
+    policy = session.config.loop.policy
+    source = find_run(name, session.config.output, "loop.origin")
     need(source.model("worldmodel"), "fit-world-model")
     need(source.model(policy), "clone")
     try:

@@ -75,6 +75,15 @@ def need(path: Path, stage: str) -> Path:
     return path
 
 
+def find_run(name: str, output: str, key: str) -> RunFolder:
+    """The run ``name``, a folder or one under ``output``. Raises ``UserError``: the setting ``key`` names none."""
+    places = Path(output) / name, Path(name)
+    existing = next((folder for folder in places if (folder / "summary.json").exists()), None)
+    if existing is None:
+        raise UserError(f"{key}={name} is no run: neither {places[0]} nor {places[1]} has a summary.json")
+    return RunFolder(existing, 0)
+
+
 def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
     """Path of the saved training state and the number of steps it has done; ``(None, 0)`` for a fresh start.
 

@@ -91,7 +91,14 @@ class RunFolder:
 
     def metrics(self, stage: str) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl`` that a stage wrote. Raises ``UserError``: one of them is no JSON."""
-        path = self.path / "metrics.jsonl"
+        return self._lines("metrics.jsonl", stage)
+
+    def rollouts(self, stage: str) -> list[dict[str, Any]]:
+        """The lines of ``rollouts.jsonl`` that a stage wrote, as ``metrics``."""
+        return self._lines("rollouts.jsonl", stage)
+
+    def _lines(self, name: str, stage: str) -> list[dict[str, Any]]:
+        path = self.path / name
         text = read_text(path) if path.exists() else ""
         try:
             rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

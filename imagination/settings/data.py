@@ -35,6 +35,9 @@ class GamesSettings:
     #: held-out tasks that stay the same for all seeds: a name in configs/panels, or a file that `imagine panel` wrote;
     #: empty draws games.heldout tasks by the seed
     panel: str = ""
+    #: a run in whose training tasks a policy was trained: training tasks are drawn in proportion to how often it fails
+    #: where the parameters are theirs (EnvGen), of four times as many; empty draws them uniformly
+    focus: str = ""
     rooms: int = 3  #: of a TextWorld game
     objects: int = 5  #: of a TextWorld game, distractors included
     quest_length: int = 5  #: commands of the shortest solution of a TextWorld game; the goal names only the last

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 from real_envs.env import StepResult, Task
 from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
+from real_envs.seeding import derive_seed
 from real_envs.worlds.generated import (
     Game,
     GeneratedWorld,
@@ -38,6 +39,7 @@ FOLDS = {"train": range(10_000), "dev": range(10_000, 20_000), "test": range(20_
 _NO_LIMIT = 1_000_000  # steps of the game's own; episodes are cut by the rollout, as in every world
 _OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 _NAMED = re.compile(r"(?:take|open|close|read|eat|examine|drop|prepare|slice|dice|chop|cook|put) (?!door )(.+)")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _TRIES = 30  # seeds drawn for each task, before the game is said to have no more that differ
 
 LANGUAGE = CommandGrammar.of(
@@ -53,20 +55,24 @@ class ExpressSettings:
     """Which game, how hard, and which fold judges."""
 
     game: Literal["coin", "mapreader", "twc", "sorting", "arithmetic", "cookingworld"] = "coin"  #: of the six
-    params: str = ""  #: ``numLocations=5,includeDoors=0`` and so on, as the game names them; empty takes its defaults
+    #: ``numLocations=5,includeDoors=0`` and so on, as the game names them; of ``numLocations=2..9`` each task draws its
+    #: own; empty takes the game's defaults
+    params: str = ""
     #: the fold of held-out tasks: ``dev`` to choose by, ``test`` to report
     heldout_fold: Literal["dev", "test"] = "test"
     #: the fold of training tasks; ``dev`` where another run has been trained on ``train``
     train_fold: Literal["train", "dev"] = "train"
 
     def __post_init__(self) -> None:
-        if self.params and not re.fullmatch(r"\w+=\d+(,\w+=\d+)*", self.params):
-            raise ValueError(f"params wants name=number,name=number, got {self.params!r}")
+        if self.params and not re.fullmatch(r"\w+=\d+(\.\.\d+)?(,\w+=\d+(\.\.\d+)?)*", self.params):
+            raise ValueError(f"params wants name=number,name=number..number, got {self.params!r}")
 
     def task(self, fold: str, seed: int) -> Task:
         """An instance by its seed. The id says all that makes it, so that equal ids are equal games."""
-        size = "-" + self.params.replace("=", "").replace(",", "-") if self.params else ""
-        spec = {"game": self.game, "params": self.params, "fold": fold, "seed": str(seed)}
+        rng = random.Random(derive_seed(f"{self.game}/{fold}", seed))
+        params = _RANGE.sub(lambda ends: str(rng.randint(*sorted(map(int, ends.groups())))), self.params)
+        size = "-" + params.replace("=", "").replace(",", "-") if params else ""
+        spec = {"game": self.game, "params": params, "fold": fold, "seed": str(seed)}
         return Task(f"twx-{self.game}{size}-{fold}-s{seed}", spec)
 
 
