@@ -29,7 +29,8 @@ def rewarded_actions(log: Sequence[Trajectory]) -> dict[str, frozenset[str]]:
 class KnownRewardsWorldModel(WorldModelWrapper):
     """A world model that pays in a logged task only for actions that were paid there.
 
-    A prediction that pays for another action is sampled again; one that pays each time pays nothing.
+    A prediction that pays for another action is sampled again; one that pays each time pays nothing. What a declared
+    goal or the world's own rules pay is no guess and stays.
 
     Args:
         rewarded: see ``rewarded_actions``; other tasks are dreamed as they were.
@@ -50,7 +51,7 @@ class KnownRewardsWorldModel(WorldModelWrapper):
     ) -> Prediction:
         predicted = await self.model.predict(start, history, action, seed, session)
         rewarded = self.rewarded.get(start)
-        if rewarded is None or action in rewarded or predicted.reward <= 0:
+        if rewarded is None or action in rewarded or predicted.reward <= 0 or predicted.outcome_by == "predicate":
             return predicted
         for k in range(self.resamples):
             try:

@@ -27,7 +27,7 @@ class Prediction:
     # of the members of an ensemble on it, in nats, 0 where they agree (see ``EnsembleWorldModel``); ``None`` where
     # there is one model only
     disagreement: float | None = None
-    # who decided reward and end: the model, a declared goal (see ``GoalWorldModel``), or a rule
+    # who decided reward and end: the model, a declared goal or the world itself, a mined rule, or the log of the task
     outcome_by: Literal["model", "predicate", "rule", "log"] = "model"
     # what the model wrote before the prediction, for people to read; ``None`` where it does not reason. Both
     # confidences are conditional on it, and do not include its own probability.

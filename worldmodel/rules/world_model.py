@@ -140,4 +140,4 @@ class DeclaredAnswers(WorldModelWrapper):
         if declared is None:
             return await self.model.predict(start, history, action, seed, session)
         sure = 0.0 if len(self.engines) > 1 else None
-        return Prediction(*declared, 1.0, 1.0, disagreement=sure, outcome_by="rule", rule=self.part)
+        return Prediction(*declared, 1.0, 1.0, disagreement=sure, outcome_by="predicate", rule=self.part)

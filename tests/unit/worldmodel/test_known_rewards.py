@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
@@ -57,6 +58,9 @@ def test_what_was_paid_and_tasks_without_rewards_are_as_before() -> None:
         ruled, inner = model(PAYS)
         (step,) = steps(ruled, [action], start)
         assert (step.reward, len(inner.asked)) == (0.5, 1)
+    declared = replace(PAYS, outcome_by="predicate")
+    ruled, inner = model(declared)
+    assert steps(ruled, ["put 5"], "3 + 4")[0].reward == 0.5, "what the world itself says is no guess"
     ruled, inner = model(NOT)
     (step,) = steps(ruled, ["put 5"], "3 + 4")
     assert (step.reward, len(inner.asked)) == (0.0, 1)
