@@ -9,7 +9,7 @@ from pathlib import Path
 
 from imagination.data.experiences import FILE, TASK, changed, contrast, prefaced, question
 from imagination.evaluation.costs import real_costs
-from imagination.learning.advantages import differ
+from imagination.learning.advantages.group import differ
 from imagination.rollout.dream_env import starts_from_log
 from imagination.rollout.play import Episode, Provenance, plan, play_with_bar
 from imagination.runs.lifecycle import run_stage

@@ -20,7 +20,7 @@ import torch
 
 from imagination.data.batches import truncate
 from imagination.evaluation.world_model_eval import measure
-from imagination.learning.advantages import informative
+from imagination.learning.advantages.group import informative
 from imagination.learning.algorithms import Algorithm, build_algorithm
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.trainer import StepStream, make_trainer

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from imagination.data.batches import truncate
 from imagination.data.examples import imitation_row
-from imagination.learning.advantages import differ, shared_before_branches, turn_bounds, with_process_rewards
+from imagination.learning.advantages.group import differ, shared_before_branches
+from imagination.learning.advantages.shaping import with_process_rewards
+from imagination.learning.advantages.turns import turn_bounds
 from imagination.learning.algorithms import Algorithm, Episodes
 from imagination.learning.reward_shaping import RewardShaping
 from policy.lm.batch import NAN, SOURCES, Row, RowBatch

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from imagination.learning.advantages import tiered_rewards
+from imagination.learning.advantages.shaping import tiered_rewards
 from imagination.settings import UserError
 from real_envs.trajectory import RETURN_ROUNDING, StopReason, Trajectory
 

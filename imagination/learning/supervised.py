@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from imagination.learning.losses import cross_entropy_loss, token_logprobs
+from imagination.learning.losses.auxiliary import cross_entropy_loss
+from imagination.learning.losses.terms import token_logprobs
 from imagination.learning.optimizers import MuonAdamW, drop_if_not_finite
 from imagination.learning.sharding import Compute, gather, shard, unsharded
 from imagination.learning.trainer import KeepCheckpoints, StepStream, TimeLimit, WeightAverage, make_trainer

@@ -28,9 +28,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from transformers import AutoModelForCausalLM
 
-from imagination.learning.advantages import group_relative
+from imagination.learning.advantages.group import group_relative
 from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.losses import token_logprobs
+from imagination.learning.losses.terms import token_logprobs
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.trainer import StepStream
 from imagination.settings import TrainSettings
