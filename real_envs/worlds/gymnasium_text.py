@@ -167,10 +167,10 @@ class GymnasiumText(GeneratedWorld):
     language: ClassVar[CommandGrammar] = LANGUAGE
 
     def draw(self, settings: GymnasiumSettings, request: TaskRequest) -> dict[str, list[int]]:
-        env, counts = make(settings), request.counts
+        counts = request.counts
         rng = random.Random(derive_seed(f"gymnasium/{settings.id}", request.seed))
         folded = settings.id.startswith(tuple(_WRAPPERS))  # worlds with starts enough
-        try:
+        with contextlib.closing(make(settings)) as env:
             return draw_distinct(
                 request,
                 lambda split, count: (rng.randrange(2**31) for _ in range(_tries(split) * count)),
@@ -181,8 +181,6 @@ class GymnasiumText(GeneratedWorld):
                 ),
                 lambda split, start: not folded or (split == "heldout") == is_heldout(start),
             )
-        finally:
-            env.close()
 
     def task(self, drawn: int, settings: Mapping[str, Any]) -> Task:
         return Task(f"{settings['id']}-s{drawn}", {"seed": str(drawn)})

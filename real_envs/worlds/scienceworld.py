@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -167,8 +168,7 @@ def _variations(settings: ScienceSettings, folds: set[str]) -> dict[str, dict[st
     Raises:
         UserError: there is no such family or simplification.
     """
-    java = with_java("scienceworld", EXTRA).ScienceWorldEnv("", envStepLimit=_NO_LIMIT)
-    try:
+    with closing(with_java("scienceworld", EXTRA).ScienceWorldEnv("", envStepLimit=_NO_LIMIT)) as java:
         known = list(java.get_task_names())
         families = settings.families.split("+") if settings.families else known
         if unknown := [name for name in families if name not in known]:
@@ -182,8 +182,6 @@ def _variations(settings: ScienceSettings, folds: set[str]) -> dict[str, dict[st
             for fold in folds:
                 by_fold[fold][family] = list(getattr(java, f"get_variations_{fold}")())
         return by_fold
-    finally:
-        java.close()
 
 
 def _draw(variations: Mapping[str, Sequence[int]], count: int, order: int) -> list[dict[str, str]]:
