@@ -33,7 +33,7 @@ class RewardShaping:
         longest: most turns of an episode; decides how many are lost to uncertainty.
     """
 
-    tiers: tuple[tuple[float, float], ...] = ()
+    tiers: Sequence[Sequence[float]] = ()
     process: str = ""
     refusals: str = ""
     worst: tuple[float, ...] = ()
