@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 
 from imagination.rollout.world_models import UNFINISHED
 from imagination.runs import processes
@@ -32,18 +34,9 @@ def fit_code(session: Session) -> None:
         )
     train, held = (settings.goal.relabel_log(log) for log in session.log)
     rewarded(run, train, settings.goal)
-    server = settings.code.open("worldmodel.code")
-    try:
-        written = write_world(
-            train,
-            held,
-            server,
-            settings.code,
-            session.config.seed,
-            lambda line: print(line, file=sys.stderr, flush=True),
-        )
-    finally:
-        server.close()
+    progress = partial(print, file=sys.stderr, flush=True)
+    with closing(settings.code.open("worldmodel.code")) as server:
+        written = write_world(train, held, server, settings.code, session.config.seed, progress)
     if not written.source:
         raise UserError("worldmodel.code.url: no question was answered; see the lines above")
     run.update({"world_model_form": UNFINISHED})  # until it is measured; an unanswered request leaves the model before

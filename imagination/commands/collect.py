@@ -186,12 +186,9 @@ async def _collect(config: Config, run: RunFolder) -> None:
             Bar("collect episodes", len(episodes), "turns") as bar,
             store.writer(pictures=run.games / FOLDER) as writer,
         ):
-            done = 0
 
             def keep(trajectory: Trajectory) -> None:
-                nonlocal done
-                done += 1
-                bar.advance(done)
+                bar.step()
                 bar.count(len(trajectory.turns))
                 writer.add(trajectory)
 

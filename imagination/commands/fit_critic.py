@@ -87,9 +87,10 @@ def transitions_of(
     config: Config, algorithm: Algorithm, model: Any, chat: ChatFormat, episodes: Sequence[Trajectory]
 ) -> tuple[Transitions, Tensor] | None:
     """What these episodes teach a critic, see ``logged_transitions``; ``None`` where no episode fits the context."""
-    pay = RewardShaping(tuple((threshold, reward) for threshold, reward in config.train.reward_tiers))
     relabelled = config.worldmodel.goal.relabel_log(episodes)
-    rows = critic.logged_rows(chat, relabelled, pay, context_of(model, config.policy))
+    rows = critic.logged_rows(
+        chat, relabelled, RewardShaping(config.train.reward_tiers), context_of(model, config.policy)
+    )
     if len(rows) < len(episodes):
         print(
             f"note: {len(episodes) - len(rows)} of {len(episodes)} episodes were left out: they have no reward, or are "

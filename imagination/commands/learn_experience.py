@@ -4,12 +4,13 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from imagination.data.experiences import FILE, TASK, changed, contrast, prefaced, question
 from imagination.evaluation.costs import real_costs
-from imagination.learning.advantages import differ
+from imagination.learning.advantages.group import differ
 from imagination.rollout.dream_env import starts_from_log
 from imagination.rollout.play import Episode, Provenance, plan, play_with_bar
 from imagination.runs.lifecycle import run_stage
@@ -46,14 +47,11 @@ def learn_experience(config: Config, folder: Path) -> None:
     Raises:
         UserError: an earlier stage or the server's model is missing, or no question was answered.
     """
-    server = config.learn_experience.open(STAGE) if config.learn_experience.url else None
-    try:
-        with run_stage(config, folder, STAGE) as run:
-            run.forget(STAGE)
-            experiences = asyncio.run(_learn(Session(replace(config, experience=""), run), server))
-    finally:
-        if server is not None:
-            server.close()
+    settings = config.learn_experience
+    server = settings.open(STAGE) if settings.url else None
+    with closing(server) if server else nullcontext(), run_stage(config, folder, STAGE) as run:
+        run.forget(STAGE)
+        experiences = asyncio.run(_learn(Session(replace(config, experience=""), run), server))
     print("\n".join(experiences))
     print(f"{len(experiences)} experiences in {run.model(FILE)}; experience={FILE} reads them", file=sys.stderr)
 

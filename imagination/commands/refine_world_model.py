@@ -20,10 +20,10 @@ import torch
 
 from imagination.data.batches import truncate
 from imagination.evaluation.world_model_eval import measure
-from imagination.learning.advantages import informative
+from imagination.learning.advantages.group import informative
 from imagination.learning.algorithms import Algorithm, build_algorithm
 from imagination.learning.policy_module import PolicyModule, Update
-from imagination.learning.trainer import StepStream, make_trainer
+from imagination.learning.trainer import make_trainer, step_loader
 from imagination.rollout.engines import drafts_from
 from imagination.rollout.schedules import added_episodes
 from imagination.rollout.world_models import check_form, form_of
@@ -155,7 +155,7 @@ def _train(session: Session, algorithm: Algorithm) -> None:
         lambda step, metrics: run.record(NAME, step, metrics),
         seed=derive_seed("refine", config.seed),
     )
-    stream = StepStream(settings.updates, module.done, answers.update)
+    stream = step_loader(settings.updates, module.done, answers.update)
     trainer = make_trainer(run, NAME, bar, module.done, max(1, settings.updates // 5))
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     save_checkpoint(model, chat.tokenizer, run.model(CANDIDATE))

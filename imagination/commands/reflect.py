@@ -146,13 +146,9 @@ class Asked:
 
 
 async def _all(trials: Asked, experts: Sequence[Trajectory], words: int) -> list[Trajectory]:
-    done = 0
-
     async def one(episode: Trajectory) -> Trajectory | None:
-        nonlocal done
         others = await trials.others(episode)
-        done += 1
-        trials.bar.advance(done)
+        trials.bar.step()
         return with_reflections(episode, others, words)
 
     reflected = await asyncio.gather(*(one(episode) for episode in experts))

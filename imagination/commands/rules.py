@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,8 @@ def find_rules(
 
 
 def _with_proposed(rules: RuleSet, log: Sequence[Trajectory], server: ChatServer, questions: int, seed: int) -> RuleSet:
-    try:
+    with closing(server):
         proposed = ask_for_rules(rules, log, server, questions, seed)
-    finally:
-        server.close()
     if proposed.failed and proposed.failed == proposed.questions:
         raise UserError(f"rules.url: no question was answered: {proposed.reason}")
     print(

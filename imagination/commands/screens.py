@@ -49,7 +49,7 @@ def fit_screens(config: Config, folder: Path) -> None:
     """Trains the model on turns between two screenshots. Writes ``models/screen``."""
     need_diffusers("worldmodel.kind=screen")
     from imagination.learning.screen_module import ScreenBatches, ScreenModule
-    from imagination.learning.trainer import StepStream, WeightAverage, make_trainer
+    from imagination.learning.trainer import WeightAverage, make_trainer, step_loader
     from worldmodel.extras.screen.model import ScreenModel
 
     settings, fit = config.worldmodel.screen, config.fit
@@ -74,7 +74,7 @@ def fit_screens(config: Config, folder: Path) -> None:
         average = WeightAverage(model, fit.average)
         every = max(1, fit.steps // SAVES)
         trainer = make_trainer(run, STAGE, bar, lambda: module.global_step, every, callbacks=[average])
-        stream = StepStream(fit.steps, lambda: module.global_step, batches)
+        stream = step_loader(fit.steps, lambda: module.global_step, batches)
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)
         model.save(run.model(NAME))
         placed = sum(turn.place is not None for turn in turns)

@@ -4,7 +4,7 @@ import asyncio
 import copy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from imagination.learning.policy_module import PolicyModule
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.learning.self_imitation import Replays
 from imagination.learning.sharding import Gathering, gather, shard
-from imagination.learning.trainer import BestPolicy, KeepCheckpoints, StepStream, TimeLimit, make_trainer, split_starts
+from imagination.learning.trainer import BestPolicy, KeepCheckpoints, TimeLimit, make_trainer, split_starts, step_loader
 from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import most
 from imagination.rollout.world_models import rules_of
@@ -113,7 +113,7 @@ def _train(
     if data.validation:
         tasks = [data.starts[name].task_id for name in data.validation]
         best = BestPolicy(policy.model, data.validation, tasks, settings.validate_every, seed)
-    shaping = RewardShaping(tuple((threshold, reward) for threshold, reward in settings.reward_tiers))
+    shaping = RewardShaping(settings.reward_tiers)
     replays = Replays(settings.self_imitation, seed) if settings.self_imitation.share else None
     failures = FailedTasks(seed) if most(settings.failure_share) else None
     bar = Bar("train", settings.updates, "turns")
@@ -158,7 +158,7 @@ def _train(
         return watch is not None and watch.tripped is not None
 
     if not stopped():
-        updates = StepStream(last, module.done, from_first(collector.update), clock.over)
+        updates = step_loader(last, module.done, from_first(collector.update), clock.over)
         trainer.fit(module, updates, ckpt_path=state, weights_only=True)
         gather(trained, policy.model)
     leave()
@@ -236,11 +236,8 @@ def _players(session: Session, data: _Data, recorded: RecordedGroups | None) -> 
         yield None
         return
     real = data.plays_real(config.train, recorded)
-    players = RayPlayers(session, PlayerData(data.known, data.starts), real)
-    try:
+    with closing(RayPlayers(session, PlayerData(data.known, data.starts), real)) as players:
         yield players
-    finally:
-        players.close()
 
 
 def _policy(session: Session, algorithm: Algorithm) -> tuple[Policy, Any, ValueHead | None]:

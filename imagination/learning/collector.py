@@ -307,9 +307,8 @@ class ExperienceCollector:
     def _shaping(self, longest: int) -> RewardShaping:
         """What turns earn under the settings, in episodes of at most ``longest`` turns."""
         train, progress = self.plan.train, self.plan.progress
-        tiers = tuple((threshold, reward) for threshold, reward in train.reward_tiers)
         refusals = self.plan.refusals if progress.enabled and progress.carried_out else ""
-        return RewardShaping(tiers, train.process, refusals, self.worst, longest)
+        return RewardShaping(train.reward_tiers, train.process, refusals, self.worst, longest)
 
     def speed(self) -> dict[str, float]:
         """Throughput and draft acceptance. Depends on timing, so it is logged per process only."""

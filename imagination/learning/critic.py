@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from imagination.learning.advantages import place_turn_rewards
+from imagination.learning.advantages.turns import place_turn_rewards
 from imagination.learning.algorithms import Algorithm
 from imagination.learning.experience import assign_credit
 from imagination.learning.reward_shaping import RewardShaping

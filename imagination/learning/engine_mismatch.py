@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from imagination.learning.losses import kl_k1, kl_k3
+from imagination.learning.losses.auxiliary import kl_k1, kl_k3
 from imagination.learning.losses.policy import MAX_LOG_RATIO
 
 

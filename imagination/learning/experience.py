@@ -16,8 +16,11 @@ from torch import Tensor
 
 from imagination.data.batches import truncate
 from imagination.data.examples import imitation_row
-from imagination.learning.advantages import differ, shared_before_branches, turn_bounds, with_process_rewards
+from imagination.learning.advantages.group import differ, shared_before_branches
+from imagination.learning.advantages.shaping import with_process_rewards
+from imagination.learning.advantages.turns import turn_bounds
 from imagination.learning.algorithms import Algorithm, Episodes
+from imagination.learning.groups import by_group
 from imagination.learning.reward_shaping import RewardShaping
 from policy.lm.batch import NAN, SOURCES, Row, RowBatch
 from policy.lm.render import ChatFormat
@@ -280,10 +283,7 @@ class RecordedGroups:
     @classmethod
     def of(cls, episodes: Sequence[Trajectory]) -> RecordedGroups:
         """Groups in order of first appearance. Those without sampled tokens, and outages, teach nothing."""
-        groups: dict[str, list[Trajectory]] = {}
-        for episode in episodes:
-            if episode.trace is not None and not episode.stop.is_failure:
-                groups.setdefault(episode.group_id, []).append(episode)
+        groups = by_group(e for e in episodes if e.trace is not None and not e.stop.is_failure)
         return cls(tuple(map(tuple, groups.values())))
 
     def deal(self, before: int, count: int) -> list[Trajectory]:

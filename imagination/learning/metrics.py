@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from imagination.learning.algorithms import Algorithm
-from imagination.learning.losses import LossInputs, LossTerms, policy_loss
+from imagination.learning.losses.policy import policy_loss
+from imagination.learning.losses.terms import LossInputs, LossTerms
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import SOURCES, RowBatch
 from real_envs.trajectory import Source, StopReason, Trajectory

@@ -22,12 +22,8 @@ class Muon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """See ``torch.optim.Muon``."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """See ``torch.optim.Muon``; the closure is the business of ``MuonAdamW``."""
         for group in self.param_groups:
             alike: dict[torch.Size, list[torch.Tensor]] = {}
             for p in group["params"]:
@@ -35,7 +31,6 @@ class Muon(torch.optim.Muon):
                     alike.setdefault(p.shape, []).append(p)
             for shape, params in alike.items():
                 self._update(group, shape, params)
-        return loss
 
     def _update(self, group: dict[str, Any], shape: torch.Size, params: list[torch.Tensor]) -> None:
         directions = []

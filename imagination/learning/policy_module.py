@@ -15,11 +15,13 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from imagination.learning.advantages import ProgressEstimator, attribution_error, progress_rewards, turn_bounds
+from imagination.learning.advantages.shaping import ProgressEstimator, attribution_error, progress_rewards
+from imagination.learning.advantages.turns import turn_bounds
 from imagination.learning.algorithms import Algorithm
 from imagination.learning.critic import critic_values
 from imagination.learning.experience import after_unsure_actions, assign_credit, sampled_rows, trained_rows
-from imagination.learning.losses import EntropyHistory, LossTerms
+from imagination.learning.losses.auxiliary import EntropyHistory
+from imagination.learning.losses.terms import LossTerms
 from imagination.learning.metrics import means, realised_shares
 from imagination.learning.micro_batch import Losses, Step, logprobs_under, reference_kl
 from imagination.learning.optimizers import clip_gradients

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from imagination.learning.advantages import implicit_step_rewards, preferences
-from imagination.learning.losses import trajectory_preference_loss
+from imagination.learning.advantages.group import preferences
+from imagination.learning.advantages.shaping import implicit_step_rewards
+from imagination.learning.losses.auxiliary import trajectory_preference_loss
 from imagination.learning.micro_batch import masked_logprobs
 from imagination.learning.optimizers import clip_gradients
 from imagination.learning.supervised import BETAS

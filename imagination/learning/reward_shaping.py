@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from imagination.learning.advantages import tiered_rewards
+from imagination.learning.advantages.shaping import tiered_rewards
 from imagination.settings import UserError
 from real_envs.trajectory import RETURN_ROUNDING, StopReason, Trajectory
 
@@ -33,7 +33,7 @@ class RewardShaping:
         longest: most turns of an episode; decides how many are lost to uncertainty.
     """
 
-    tiers: tuple[tuple[float, float], ...] = ()
+    tiers: Sequence[Sequence[float]] = ()
     process: str = ""
     refusals: str = ""
     worst: tuple[float, ...] = ()

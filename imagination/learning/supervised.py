@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from imagination.learning.losses import cross_entropy_loss, token_logprobs
+from imagination.learning.losses.auxiliary import cross_entropy_loss
+from imagination.learning.losses.terms import token_logprobs
 from imagination.learning.optimizers import MuonAdamW, drop_if_not_finite
 from imagination.learning.sharding import Compute, gather, shard, unsharded
-from imagination.learning.trainer import KeepCheckpoints, StepStream, TimeLimit, WeightAverage, make_trainer
+from imagination.learning.trainer import KeepCheckpoints, TimeLimit, WeightAverage, make_trainer, step_loader
 from imagination.runs.lifecycle import resume_from
 from imagination.runs.processes import dealt, from_first, gathered, missing_passes, rank, sum_gradients
 from imagination.runs.progress_bar import Bar
@@ -255,7 +256,7 @@ class SupervisedTrainer:
         keep = KeepCheckpoints(run.model("kept"), stage, self.keep_every, steps, done, save)
         save_every = self.save_every or max(1, steps // 5)
         trainer = make_trainer(run, stage, bar, done, save_every, precision, [average, clock, keep])
-        stream = StepStream(steps, done, batches, clock.over)
+        stream = step_loader(steps, done, batches, clock.over)
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)
         gather(trained, model)
         return done()

@@ -81,26 +81,16 @@ class TimeLimit(Callback):
         self._before = self._share = state_dict["share"]
 
 
-class StepStream(L.LightningDataModule):
+def step_loader(
+    steps: int, first: Callable[[], int], item: Callable[[int], object], over: Callable[[], bool] = lambda: False
+) -> DataLoader:
     """Serves ``item(step)`` for the steps that are left of ``steps``.
 
     Args:
         first: the step to start at; asked when training starts, as after a resume only the trainer knows.
         over: whether there is no time for another one.
     """
-
-    def __init__(
-        self,
-        steps: int,
-        first: Callable[[], int],
-        item: Callable[[int], object],
-        over: Callable[[], bool] = lambda: False,
-    ) -> None:
-        super().__init__()
-        self._dataset = _Steps(steps, first, item, over)
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(self._dataset, batch_size=None, num_workers=0)
+    return DataLoader(_Steps(steps, first, item, over), batch_size=None, num_workers=0)
 
 
 class WeightAverage(Callback):

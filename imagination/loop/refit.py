@@ -19,7 +19,7 @@ import torch
 
 from imagination.data.batches import fit_batches, fitting, truncate
 from imagination.data.examples import WorldModelExamples
-from imagination.learning.losses import token_logprobs
+from imagination.learning.losses.terms import token_logprobs
 from imagination.learning.supervised import SupervisedTrainer
 from imagination.loop.acting import POLICY, round_of
 from imagination.loop.origin import of_new_tasks

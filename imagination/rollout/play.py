@@ -167,15 +167,8 @@ async def play_with_bar(
     concurrency: int,
 ) -> list[Trajectory]:
     """``play_all`` with a progress bar and ``note_broken`` on standard error."""
-    done = 0
     with Bar(what, len(episodes), "turns") as bar:
-
-        def count(_: Trajectory) -> None:
-            nonlocal done
-            done += 1
-            bar.advance(done)
-
-        played = await play_all(episodes, make_env, agent, stamp, max_turns, concurrency, Watch(count, bar.count))
+        played = await play_all(episodes, make_env, agent, stamp, max_turns, concurrency, Watch(bar.step, bar.count))
     note_broken(played)
     return played
 
@@ -197,14 +190,11 @@ async def judge_with_bar(
     what: str, model: WorldModel, episodes: Sequence[Trajectory], failed: list[tuple[str, int]] | None = None
 ) -> list[Judged]:
     """``judge`` with a progress bar on standard error: a large model takes minutes."""
-    done = 0
     with Bar(what, len(episodes), "turns") as bar:
 
         def count(episode: Trajectory) -> None:
-            nonlocal done
-            done += 1
             bar.count(len(episode.turns))
-            bar.advance(done)
+            bar.step()
 
         return await judge(model, episodes, failed=failed, on_episode=count)
 

@@ -83,6 +83,10 @@ class Bar:
         self._done, self._within = done, 0.0
         self._notes = notes or self._notes
 
+    def step(self, *_: object) -> None:
+        """One more step is done."""
+        self.advance(self._done + 1)
+
     def within(self, share: float) -> None:
         """``share`` of the step after those that are done is done, too; for steps that take long."""
         self._within = share if self._done < self.total else 0.0

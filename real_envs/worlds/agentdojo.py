@@ -21,11 +21,10 @@ from typing import Any, ClassVar
 
 from real_envs.calls import Call, signature
 from real_envs.env import StepResult, Task
-from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.bfcl import call_of, refusal, signatures
-from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints, package_folder
+from real_envs.worlds.generated import Game, GeneratedWorld, TaskRequest, draw_distinct, hints, package_folder
 
 VERSION, BENCHMARK = "0.1.35", "v1.2.2"
 INJECTED = "injected"  # of the last turn's notes: whether somebody else's instruction was followed
@@ -171,14 +170,7 @@ class AgentDojo(GeneratedWorld):
     language: ClassVar[CommandGrammar] = LANGUAGE
     refusal = staticmethod(refusal)
 
-    def draw(
-        self,
-        settings: AgentDojoSettings,
-        counts: Mapping[str, int],
-        seed: int,
-        progress: Progress,
-        panel: Panel | None = None,
-    ) -> dict[str, list[dict[str, str]]]:
+    def draw(self, settings: AgentDojoSettings, request: TaskRequest) -> dict[str, list[dict[str, str]]]:
         """Requests in random order, alone or with an instruction of others; no request is in two splits.
 
         Those whose true calls do not pass AgentDojo's check, with these instructions in their texts, are left out.
@@ -186,6 +178,7 @@ class AgentDojo(GeneratedWorld):
         Raises:
             UserError: a split has not so many tasks.
         """
+        counts, seed = request.counts, request.seed
         suites = _suites(settings.folder)
         chosen = [name for name in settings.suites.split("+") if name] or [*SUITES]
         requests = [(suite, user) for suite in chosen for user in suites[suite].user_tasks]
@@ -215,7 +208,7 @@ class AgentDojo(GeneratedWorld):
         def too_few(split: str, number: int) -> str:
             return f"AgentDojo has {number} different tasks for '{split}', not games.{split}={counts[split]}"
 
-        return draw_distinct(counts, candidates, start_of, progress, too_few, taken=panel.starts if panel else ())
+        return draw_distinct(request, candidates, start_of, too_few)
 
     def task(self, drawn: Mapping[str, str], settings: Mapping[str, Any]) -> Task:
         return Task(drawn["id"], {key: drawn[key] for key in ("suite", "user", "injection", "session")})

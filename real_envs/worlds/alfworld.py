@@ -25,12 +25,11 @@ from typing import Any, ClassVar
 
 from real_envs.env import Agent, EnvFailure, StepResult, Task
 from real_envs.errors import UserError
-from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar, expert, noisy
 from real_envs.seeding import derive_seed
 from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, count_places, read_goal, search
 from real_envs.worlds.alfworld_variations import NoVariation, vary
-from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints, in_worker
+from real_envs.worlds.generated import Game, GeneratedWorld, TaskRequest, draw_distinct, hints, in_worker
 
 GAME = "game.tw-pddl"
 INVALID = r"Nothing happens\."
@@ -239,23 +238,17 @@ class Alfworld(GeneratedWorld):
         except ImportError as error:
             raise ImportError(f"{error}; run `pip install 'imagination[alfworld]'`") from error
 
-    def draw(
-        self,
-        settings: AlfworldSettings,
-        counts: Mapping[str, int],
-        seed: int,
-        progress: Progress,
-        panel: Panel | None = None,
-    ) -> dict[str, list[dict[str, Any]]]:
+    def draw(self, settings: AlfworldSettings, request: TaskRequest) -> dict[str, list[dict[str, Any]]]:
         """Draws games of the splits; the engine refuses some of the benchmark's files, which are passed over.
 
         Raises:
             UserError: a folder is missing, a file is torn, or a split has not so many games.
         """
+        counts = request.counts
         files: dict[str, list[tuple[Path, int]]] = {}
         for split, count in counts.items():
             games = _games(settings, settings.heldout if split == "heldout" else settings.train)
-            random.Random(derive_seed(f"alfworld/{split}", seed)).shuffle(games)
+            random.Random(derive_seed(f"alfworld/{split}", request.seed)).shuffle(games)
             more = settings.variations if split != "heldout" else 0
             files[split] = [(game, number) for number in range(more + 1) for game in games]
             if len(files[split]) < count:
@@ -283,7 +276,7 @@ class Alfworld(GeneratedWorld):
                     refused.add(file)
                 return None if file in refused else str(game)
 
-            opened = draw_distinct(counts, lambda split, _: files[split], name_of, progress, too_few)
+            opened = draw_distinct(request, lambda split, _: files[split], name_of, too_few)
         return {split: [_drawn(*game, settings.folder) for game in games] for split, games in opened.items()}
 
     def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:

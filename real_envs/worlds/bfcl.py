@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal
 
 from real_envs.calls import Call, parse_call, signature
 from real_envs.env import StepResult, Task
-from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Turn
@@ -34,7 +33,7 @@ from real_envs.worlds.bfcl_tasks import (
     entities,
     refused,
 )
-from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints, package_folder
+from real_envs.worlds.generated import Game, GeneratedWorld, TaskRequest, draw_distinct, hints, package_folder
 
 VERSION = "2026.3.23"
 DONE = "done()"
@@ -349,20 +348,14 @@ class Bfcl(GeneratedWorld):
     refusal = staticmethod(refusal)
     user_answer = staticmethod(user_answer)
 
-    def draw(
-        self,
-        settings: BfclSettings,
-        counts: Mapping[str, int],
-        seed: int,
-        progress: Progress,
-        panel: Panel | None = None,
-    ) -> dict[str, list[dict[str, str]]]:
+    def draw(self, settings: BfclSettings, request: TaskRequest) -> dict[str, list[dict[str, str]]]:
         """Originals first, in random order, then states that are drawn of them. No original is in two splits, but where
         states are held out.
 
         Raises:
             UserError: a split has no original, or not so many different states of them.
         """
+        counts, seed = request.counts, request.seed
         package = _package(settings.folder)
         originals = package.originals(settings.kind)
         if settings.apis:
@@ -394,7 +387,7 @@ class Bfcl(GeneratedWorld):
         def start_of(drawn: dict[str, str]) -> str:
             return game.reset(self.task(drawn, {})).text
 
-        return draw_distinct(counts, candidates, start_of, progress, too_few, taken=panel.starts if panel else ())
+        return draw_distinct(request, candidates, start_of, too_few)
 
     def task(self, drawn: Mapping[str, str], settings: Mapping[str, Any]) -> Task:
         return Task(drawn["id"], {"task": drawn["task"]}, world_facts=BfclTask.read(drawn["task"]).facts())

@@ -8,9 +8,9 @@ import json
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
@@ -98,25 +98,27 @@ def hints(
     }
 
 
-def write_tasks(
-    folder: Path,
-    settings: Any,
-    seed: int,
-    counts: Mapping[str, int],
-    draw: Callable[[], Splits],
-    panel: Panel | None = None,
-    **beside: str,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class TaskRequest:
+    """Which tasks a run asks for, see ``World.generate``; where there is a panel, the held-out ones are its own."""
+
+    counts: Mapping[str, int]
+    seed: int
+    progress: Progress
+    panel: Panel | None = None
+
+
+def write_tasks(folder: Path, settings: Any, request: TaskRequest, draw: Callable[[], Splits], **beside: str) -> None:
     """Writes the tasks that ``draw`` gives; what the same request has drawn before is kept.
 
     Args:
         draw: tasks by split, as JSON; called only where they are needed.
-        panel: that the held-out tasks are.
         beside: settings that may change without new tasks, such as where a server is now.
     """
-    made_by = {"settings": {**asdict(settings), **dict.fromkeys(beside, "")}, "seed": seed, "counts": dict(counts)}
-    if panel is not None:
-        made_by["panel"] = panel.digest
+    made_by = {"settings": {**asdict(settings), **dict.fromkeys(beside, "")}, "seed": request.seed}
+    made_by["counts"] = dict(request.counts)
+    if request.panel is not None:
+        made_by["panel"] = request.panel.digest
     path = folder / FILE
     known = json.loads(path.read_text()) if path.exists() else {}
     splits = known["splits"] if known.get("made_by") == made_by else draw()
@@ -126,24 +128,22 @@ def write_tasks(
 
 
 def draw_distinct(
-    counts: Mapping[str, int],
+    request: TaskRequest,
     candidates: Callable[[str, int], Iterable[T]],
     start_of: Callable[[T], str | None],
-    progress: Progress,
     too_few: Callable[[str, int], str],
     belongs: Callable[[str, str], bool] = lambda split, start: True,
-    taken: Collection[str] = (),
 ) -> dict[str, list[T]]:
-    """The first candidates that belong and start differently from all before them, of whichever split.
+    """The first candidates that belong and start differently from all before them, of whichever split, and of a panel.
 
     Args:
         candidates: of a split, in order, given how many are wanted; no more of them are taken than needed.
         too_few: what to say of a split in which only so many were found.
-        taken: digests of starts that no candidate may have.
 
     Raises:
         UserError: there are not so many.
     """
+    counts, taken = request.counts, request.panel.starts if request.panel else ()
     starts: set[str] = set()
     splits: dict[str, list[T]] = {}
     for split, count in counts.items():
@@ -160,7 +160,7 @@ def draw_distinct(
             if belongs(split, start):
                 starts.add(start)
                 chosen.append(candidate)
-                progress(sum(map(len, splits.values())), sum(counts.values()))
+                request.progress(sum(map(len, splits.values())), sum(counts.values()))
     return splits
 
 
@@ -196,10 +196,8 @@ class GeneratedWorld:
     reset_timeout: ClassVar[float] = 30.0
     in_order: ClassVar[bool] = True
 
-    def draw(
-        self, settings: Any, counts: Mapping[str, int], seed: int, progress: Progress, panel: Panel | None = None
-    ) -> Splits:
-        """The tasks of each split, as JSON; see ``World.generate``. None starts as a task of the panel does."""
+    def draw(self, settings: Any, request: TaskRequest) -> Splits:
+        """The tasks of each split, as JSON. None starts as a task of the panel does."""
         raise NotImplementedError
 
     def task(self, drawn: Any, settings: Mapping[str, Any]) -> Task:
@@ -222,13 +220,15 @@ class GeneratedWorld:
     ) -> None:
         """See ``World``."""
 
+        request = TaskRequest(counts, seed, progress, panel)
+
         def draw() -> Splits:
             if panel is None:
-                return self.draw(settings, counts, seed, progress)
+                return self.draw(settings, request)
             others = {split: count for split, count in counts.items() if split != "heldout"}
-            return {**self.draw(settings, others, seed, progress, panel), "heldout": panel.tasks}
+            return {**self.draw(settings, replace(request, counts=others)), "heldout": panel.tasks}
 
-        write_tasks(folder, settings, seed, counts, draw, panel)
+        write_tasks(folder, settings, request, draw)
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
         settings, splits = self.drawn(folder)

@@ -19,10 +19,9 @@ from typing import Any, ClassVar, Protocol
 
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
-from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
-from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints
+from real_envs.worlds.generated import Game, GeneratedWorld, TaskRequest, draw_distinct, hints
 
 UNKNOWN = "Unknown action."
 INVALID = r"Unknown action\."
@@ -167,31 +166,21 @@ class GymnasiumText(GeneratedWorld):
     invalid: ClassVar[str] = INVALID
     language: ClassVar[CommandGrammar] = LANGUAGE
 
-    def draw(
-        self,
-        settings: GymnasiumSettings,
-        counts: Mapping[str, int],
-        seed: int,
-        progress: Progress,
-        panel: Panel | None = None,
-    ) -> dict[str, list[int]]:
-        env, rng = make(settings), random.Random(derive_seed(f"gymnasium/{settings.id}", seed))
+    def draw(self, settings: GymnasiumSettings, request: TaskRequest) -> dict[str, list[int]]:
+        counts = request.counts
+        rng = random.Random(derive_seed(f"gymnasium/{settings.id}", request.seed))
         folded = settings.id.startswith(tuple(_WRAPPERS))  # worlds with starts enough
-        try:
+        with contextlib.closing(make(settings)) as env:
             return draw_distinct(
-                counts,
+                request,
                 lambda split, count: (rng.randrange(2**31) for _ in range(_tries(split) * count)),
                 env.reset,
-                progress,
                 lambda split, found: (
                     f"{settings.id} has too few different starts for games.{split}={counts[split]}: {found} found "
                     f"among {_tries(split) * counts[split]} seeds"
                 ),
                 lambda split, start: not folded or (split == "heldout") == is_heldout(start),
-                panel.starts if panel else (),
             )
-        finally:
-            env.close()
 
     def task(self, drawn: int, settings: Mapping[str, Any]) -> Task:
         return Task(f"{settings['id']}-s{drawn}", {"seed": str(drawn)})

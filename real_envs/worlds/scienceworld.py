@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,9 @@ from typing import Any, ClassVar, Literal
 
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
-from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
-from real_envs.worlds.generated import Game, GeneratedWorld, Progress, hints, with_java, without_layout
+from real_envs.worlds.generated import Game, GeneratedWorld, TaskRequest, hints, with_java, without_layout
 
 EXTRA = "scienceworld"
 INVALID = r"No known action matches that input\.|Ambiguous request:|Unknown action\."
@@ -131,19 +131,13 @@ class ScienceWorld(GeneratedWorld):
     def __init__(self) -> None:
         with_java("scienceworld", EXTRA)
 
-    def draw(
-        self,
-        settings: ScienceSettings,
-        counts: Mapping[str, int],
-        seed: int,
-        progress: Progress,
-        panel: Panel | None = None,
-    ) -> dict[str, list[dict[str, str]]]:
+    def draw(self, settings: ScienceSettings, request: TaskRequest) -> dict[str, list[dict[str, str]]]:
         """Draws variations of the folds, from every family as many as from the others while it has some.
 
         Raises:
             UserError: there is no such family or simplification, or the families have not so many variations.
         """
+        counts, panel = request.counts, request.panel
         folds = {split: settings.heldout_fold if split == "heldout" else "train" for split in counts}
         variations = _variations(settings, set(folds.values()))
         alike = {(task["family"], int(task["variation"])) for task in (panel.alike if panel else ())}
@@ -151,13 +145,13 @@ class ScienceWorld(GeneratedWorld):
             numbers[:] = [number for number in numbers if (family, number) not in alike]
         splits: dict[str, list[dict[str, str]]] = {}
         for split, count in counts.items():
-            splits[split] = _draw(variations[folds[split]], count, derive_seed(f"scienceworld/{split}", seed))
+            splits[split] = _draw(variations[folds[split]], count, derive_seed(f"scienceworld/{split}", request.seed))
             if len(splits[split]) < count:
                 raise UserError(
                     f"{settings.families or 'all families'} have {len(splits[split])} variations in the fold "
                     f"{folds[split]}, not games.{split}={count}"
                 )
-            progress(sum(map(len, splits.values())), sum(counts.values()))
+            request.progress(sum(map(len, splits.values())), sum(counts.values()))
         return splits
 
     def task(self, drawn: Mapping[str, str], settings: Mapping[str, Any]) -> Task:
@@ -174,8 +168,7 @@ def _variations(settings: ScienceSettings, folds: set[str]) -> dict[str, dict[st
     Raises:
         UserError: there is no such family or simplification.
     """
-    java = with_java("scienceworld", EXTRA).ScienceWorldEnv("", envStepLimit=_NO_LIMIT)
-    try:
+    with closing(with_java("scienceworld", EXTRA).ScienceWorldEnv("", envStepLimit=_NO_LIMIT)) as java:
         known = list(java.get_task_names())
         families = settings.families.split("+") if settings.families else known
         if unknown := [name for name in families if name not in known]:
@@ -189,8 +182,6 @@ def _variations(settings: ScienceSettings, folds: set[str]) -> dict[str, dict[st
             for fold in folds:
                 by_fold[fold][family] = list(getattr(java, f"get_variations_{fold}")())
         return by_fold
-    finally:
-        java.close()
 
 
 def _draw(variations: Mapping[str, Sequence[int]], count: int, order: int) -> list[dict[str, str]]:

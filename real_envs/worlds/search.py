@@ -24,11 +24,11 @@ from real_envs.bm25 import Bm25, WordNumbers, words_of
 from real_envs.dense import LatentSemantics, fused
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
-from real_envs.panels import Panel, digest
+from real_envs.panels import digest
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints
+from real_envs.worlds.generated import Game, GeneratedWorld, TaskRequest, draw_distinct, hints
 from real_envs.worlds.search_corpus import FOLDS, MOST_ENTITIES, Article, Hop, Question, ask, make_corpus, normalise
 
 INVALID = r"Unknown action|No result has that title"
@@ -248,14 +248,7 @@ class Search(GeneratedWorld):
     language: ClassVar[CommandGrammar] = LANGUAGE
     elsewhere: ClassVar[bool] = False
 
-    def draw(
-        self,
-        settings: SearchSettings,
-        counts: Mapping[str, int],
-        seed: int,
-        progress: Progress,
-        panel: Panel | None = None,
-    ) -> dict[str, list[dict[str, Any]]]:
+    def draw(self, settings: SearchSettings, request: TaskRequest) -> dict[str, list[dict[str, Any]]]:
         engine = engine_of(settings)
 
         def answers_hop(hop: Hop) -> bool:
@@ -263,7 +256,7 @@ class Search(GeneratedWorld):
 
         def candidates(split: str, count: int) -> Iterator[Question]:
             fold = settings.heldout_fold if split == "heldout" else split
-            rng = random.Random(derive_seed(f"search/{split}", seed))
+            rng = random.Random(derive_seed(f"search/{split}", request.seed))
             if settings.corpus:
                 own = [q for f, q in read_questions(Path(settings.questions).expanduser()) if f == fold]
                 yield from (with_hop(engine, question, answers_hop) for question in rng.sample(own, len(own)))
@@ -276,10 +269,9 @@ class Search(GeneratedWorld):
                     yield question
 
         def too_few(split: str, number: int) -> str:
-            return f"there are {number} questions for games.{split}={counts[split]}"
+            return f"there are {number} questions for games.{split}={request.counts[split]}"
 
-        start, taken = partial(start_of, settings), panel.starts if panel else ()
-        drawn = draw_distinct(counts, candidates, start, progress, too_few, taken=taken)
+        drawn = draw_distinct(request, candidates, partial(start_of, settings), too_few)
         return {split: [_drawn(question, engine) for question in questions] for split, questions in drawn.items()}
 
     def compose(self, settings: SearchSettings, log: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from real_envs.env import StepResult, Task
-from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.generated import (
     Game,
     GeneratedWorld,
-    Progress,
+    TaskRequest,
     draw_distinct,
     hints,
     in_worker,
@@ -142,19 +141,13 @@ class TextWorldExpress(GeneratedWorld):
     def __init__(self) -> None:
         with_java("textworld_express", EXTRA)
 
-    def draw(
-        self,
-        settings: ExpressSettings,
-        counts: Mapping[str, int],
-        seed: int,
-        progress: Progress,
-        panel: Panel | None = None,
-    ) -> dict[str, list[dict[str, Any]]]:
+    def draw(self, settings: ExpressSettings, request: TaskRequest) -> dict[str, list[dict[str, Any]]]:
+        counts = request.counts
         folds = {"train": settings.train_fold, "heldout": settings.heldout_fold}
 
         def candidates(split: str, count: int) -> list[Task]:
             fold = folds.get(split, split)
-            seeds, name = list(FOLDS[fold]), f"{settings.game}/{seed}/{split}"
+            seeds, name = list(FOLDS[fold]), f"{settings.game}/{request.seed}/{split}"
             random.Random(name).shuffle(seeds)
             return [settings.task(fold, number) for number in seeds[: _TRIES * count]]
 
@@ -165,7 +158,7 @@ class TextWorldExpress(GeneratedWorld):
             )
 
         with in_worker(TextWorldExpressGame) as start_of:
-            drawn = draw_distinct(counts, candidates, start_of, progress, too_few, taken=panel.starts if panel else ())
+            drawn = draw_distinct(request, candidates, start_of, too_few)
         return {split: [{"id": t.id, "spec": dict(t.spec)} for t in tasks] for split, tasks in drawn.items()}
 
     def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:

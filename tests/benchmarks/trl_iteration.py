@@ -31,7 +31,7 @@ import torch
 from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.experience import assign_credit, policy_rows, trained_rows
 from imagination.learning.policy_module import PolicyModule, Update
-from imagination.learning.trainer import StepStream
+from imagination.learning.trainer import step_loader
 from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.settings import TrainSettings
 from policy.agent import LanguageModelAgent
@@ -179,7 +179,7 @@ def train_ours(spec: dict[str, Any]) -> dict[str, Any]:
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    stream = StepStream(spec["updates"], lambda: module.updates_done, player.update)
+    stream = step_loader(spec["updates"], lambda: module.updates_done, player.update)
     clock.start()
     trainer.fit(module, stream)
     return {

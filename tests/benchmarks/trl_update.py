@@ -28,11 +28,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from transformers import AutoModelForCausalLM
 
-from imagination.learning.advantages import group_relative
+from imagination.learning.advantages.group import group_relative
 from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.losses import token_logprobs
+from imagination.learning.losses.terms import token_logprobs
 from imagination.learning.policy_module import PolicyModule, Update
-from imagination.learning.trainer import StepStream
+from imagination.learning.trainer import step_loader
 from imagination.settings import TrainSettings
 from policy.lm.backbone import build_model, save_checkpoint
 from policy.lm.batch import Row, RowBatch
@@ -183,7 +183,7 @@ def learn(
         enable_progress_bar=False,
     )
     # the rows' log-probs are the model's own
-    stream = StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows, exact=True))
+    stream = step_loader(updates, lambda: module.updates_done, lambda i: Update(i, rows, exact=True))
     trainer.fit(module, stream)
     return clock, records
 

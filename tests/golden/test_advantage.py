@@ -12,7 +12,9 @@ from statistics import mean, stdev
 import pytest
 import torch
 
-from imagination.learning.advantages import broadcast_over_tokens, group_relative, masked_gae, place_turn_rewards
+from imagination.learning.advantages.gae import masked_gae
+from imagination.learning.advantages.group import group_relative
+from imagination.learning.advantages.turns import broadcast_over_tokens, place_turn_rewards
 from imagination.settings.algorithm_parts import GroupRelative, TokenGae
 
 NAN, INF = math.nan, math.inf

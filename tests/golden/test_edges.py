@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from imagination.learning.advantages import differ, gigpo, group_relative, informative, whiten, whiten_by
+from imagination.learning.advantages.group import differ, gigpo, group_relative, informative
+from imagination.learning.advantages.reinforce import whiten, whiten_by
 from imagination.learning.algorithms import ALGORITHMS, Episodes
 from imagination.settings.algorithm_parts import GiGpo
 

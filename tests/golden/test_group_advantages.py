@@ -12,17 +12,8 @@ from statistics import mean, stdev
 import pytest
 import torch
 
-from imagination.learning.advantages import (
-    best_of_groups,
-    gigpo,
-    informative,
-    leave_one_out,
-    reinforce,
-    reinforce_pp_baseline,
-    returns_to_go,
-    step_returns,
-    whiten,
-)
+from imagination.learning.advantages.group import best_of_groups, gigpo, informative, leave_one_out, step_returns
+from imagination.learning.advantages.reinforce import reinforce, reinforce_pp_baseline, returns_to_go, whiten
 from imagination.settings.algorithm_parts import BestOfGroups, GiGpo, ReturnsToGo
 
 NAN, INF = math.nan, math.inf

@@ -13,7 +13,7 @@ from itertools import combinations, permutations
 import pytest
 import torch
 
-from imagination.learning.advantages import shared_before_branches
+from imagination.learning.advantages.group import shared_before_branches
 from imagination.learning.groups import (
     FailedTasks,
     ReachedGoals,

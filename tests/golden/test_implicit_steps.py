@@ -14,8 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.learning.advantages import implicit_step_rewards, istar, preferences
-from imagination.learning.losses import trajectory_preference_loss
+from imagination.learning.advantages.group import istar, preferences
+from imagination.learning.advantages.shaping import implicit_step_rewards
+from imagination.learning.losses.auxiliary import trajectory_preference_loss
 from imagination.settings.algorithm_parts import ImplicitSteps
 
 TURNS = 4

@@ -11,17 +11,9 @@ import random
 import pytest
 import torch
 
-from imagination.learning.losses import (
-    LossInputs,
-    cross_entropy_loss,
-    kl_k1,
-    kl_k2,
-    kl_k3,
-    ppo_clip_loss,
-    token_entropy,
-    token_logprobs,
-    value_loss,
-)
+from imagination.learning.losses.auxiliary import cross_entropy_loss, kl_k1, kl_k2, kl_k3, value_loss
+from imagination.learning.losses.policy import ppo_clip_loss
+from imagination.learning.losses.terms import LossInputs, token_entropy, token_logprobs
 from imagination.settings.algorithm_parts import Critic, PpoClip
 
 NAN, INF = math.nan, math.inf

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from imagination.learning.engine_mismatch import engine_mismatch, truncated_importance
-from imagination.learning.losses import LossInputs, ppo_clip_loss
+from imagination.learning.losses.policy import ppo_clip_loss
+from imagination.learning.losses.terms import LossInputs
 from imagination.settings.algorithm_parts import PpoClip
 
 NAN, INF = math.nan, math.inf

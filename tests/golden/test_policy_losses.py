@@ -12,23 +12,18 @@ import random
 import pytest
 import torch
 
-from imagination.learning.losses import (
-    EntropyHistory,
-    LossInputs,
+from imagination.learning.losses.auxiliary import EntropyHistory, entropy_loss, expert_policy_loss, kl_loss
+from imagination.learning.losses.policy import (
     cispo_loss,
-    entropy_loss,
-    expert_policy_loss,
     gspo_loss,
-    kl_loss,
     ppo_clip_loss,
     reinforce_loss,
     row_segments,
     segment_mean,
-    token_entropy,
-    token_weights,
     turn_ratio_loss,
     turn_segments,
 )
+from imagination.learning.losses.terms import LossInputs, token_entropy, token_weights
 from imagination.settings.algorithm_parts import (
     Entropy,
     Kl,

@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 
-from imagination.learning.advantages import (
+from imagination.learning.advantages.shaping import (
     ProgressEstimator,
     attribution_error,
     overlong_penalty,

@@ -11,7 +11,8 @@ import random
 import pytest
 import torch
 
-from imagination.learning.advantages import bilevel_gae, broadcast_over_turns, masked_gae, turn_bounds, turn_gae
+from imagination.learning.advantages.gae import bilevel_gae, masked_gae, turn_gae
+from imagination.learning.advantages.turns import broadcast_over_turns, turn_bounds
 from imagination.settings.algorithm_parts import BilevelGae, TokenGae, TurnGae
 
 NAN = math.nan

@@ -13,16 +13,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM
 
-from imagination.learning.losses import (
-    LossInputs,
-    cross_entropy_loss,
-    entropy_loss,
-    kl_loss,
-    ppo_clip_loss,
-    token_entropy,
-    token_logprobs,
-    value_loss,
-)
+from imagination.learning.losses.auxiliary import cross_entropy_loss, entropy_loss, kl_loss, value_loss
+from imagination.learning.losses.policy import ppo_clip_loss
+from imagination.learning.losses.terms import LossInputs, token_entropy, token_logprobs
 from imagination.learning.supervised import SupervisedModule, SupervisedTrainer
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import FitSettings, TrainSettings

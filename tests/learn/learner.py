@@ -7,17 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from imagination.learning.advantages import implicit_step_rewards, preferences
+from imagination.learning.advantages.group import preferences
+from imagination.learning.advantages.shaping import implicit_step_rewards
 from imagination.learning.algorithms import Algorithm, Episodes, total
-from imagination.learning.losses import (
-    EntropyHistory,
-    LossInputs,
-    row_segments,
-    token_entropy,
-    token_logprobs,
-    trajectory_preference_loss,
-    turn_segments,
-)
+from imagination.learning.losses.auxiliary import EntropyHistory, trajectory_preference_loss
+from imagination.learning.losses.policy import row_segments, turn_segments
+from imagination.learning.losses.terms import LossInputs, token_entropy, token_logprobs
 from imagination.settings.algorithm_parts import ImplicitSteps
 from tests.learn.world import OBJECTS, STATES, VERBS, Played, play, value_of
 

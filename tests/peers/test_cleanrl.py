@@ -11,8 +11,11 @@ import math
 import pytest
 import torch
 
-from imagination.learning.advantages import masked_gae, whiten
-from imagination.learning.losses import LossInputs, kl_k3, ppo_clip_loss, value_loss
+from imagination.learning.advantages.gae import masked_gae
+from imagination.learning.advantages.reinforce import whiten
+from imagination.learning.losses.auxiliary import kl_k3, value_loss
+from imagination.learning.losses.policy import ppo_clip_loss
+from imagination.learning.losses.terms import LossInputs
 from imagination.settings.algorithm_parts import Critic, PpoClip, TokenGae
 from tests.peers.rows import assert_agree
 

@@ -10,16 +10,10 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from imagination.learning.advantages import group_relative
-from imagination.learning.losses import (
-    LossInputs,
-    cispo_loss,
-    gspo_loss,
-    kl_k3,
-    kl_loss,
-    ppo_clip_loss,
-    token_weights,
-)
+from imagination.learning.advantages.group import group_relative
+from imagination.learning.losses.auxiliary import kl_k3, kl_loss
+from imagination.learning.losses.policy import cispo_loss, gspo_loss, ppo_clip_loss
+from imagination.learning.losses.terms import LossInputs, token_weights
 from imagination.settings.algorithm_parts import GroupRelative, Kl, PpoClip, SequenceClip, WeightClip
 from policy.lm.tokenizer import train_tokenizer
 from tests.peers.rows import Rows, assert_agree, make_rows, with_gradient

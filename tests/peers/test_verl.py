@@ -10,28 +10,13 @@ from verl.trainer.ppo import core_algos as verl
 from verl.utils.torch_functional import entropy_from_logits
 from verl.workers.config import ActorConfig
 
-from imagination.learning.advantages import (
-    broadcast_over_tokens,
-    group_relative,
-    leave_one_out,
-    masked_gae,
-    reinforce,
-    reinforce_pp_baseline,
-    whiten,
-)
-from imagination.learning.losses import (
-    LossInputs,
-    cispo_loss,
-    gspo_loss,
-    kl_k1,
-    kl_k2,
-    kl_k3,
-    ppo_clip_loss,
-    reinforce_loss,
-    token_entropy,
-    token_weights,
-    value_loss,
-)
+from imagination.learning.advantages.gae import masked_gae
+from imagination.learning.advantages.group import group_relative, leave_one_out
+from imagination.learning.advantages.reinforce import reinforce, reinforce_pp_baseline, whiten
+from imagination.learning.advantages.turns import broadcast_over_tokens
+from imagination.learning.losses.auxiliary import kl_k1, kl_k2, kl_k3, value_loss
+from imagination.learning.losses.policy import cispo_loss, gspo_loss, ppo_clip_loss, reinforce_loss
+from imagination.learning.losses.terms import LossInputs, token_entropy, token_weights
 from imagination.settings.algorithm_parts import (
     Critic,
     GroupRelative,

@@ -14,29 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.learning.advantages import (
-    best_of_groups,
-    gigpo,
-    group_relative,
-    informative,
-    leave_one_out,
-    masked_gae,
-    place_turn_rewards,
-    turn_bounds,
-)
+from imagination.learning.advantages.gae import masked_gae
+from imagination.learning.advantages.group import best_of_groups, gigpo, group_relative, informative, leave_one_out
+from imagination.learning.advantages.turns import place_turn_rewards, turn_bounds
 from imagination.learning.algorithms import ALGORITHMS, Episodes, total
-from imagination.learning.losses import (
-    LossInputs,
-    cross_entropy_loss,
-    expert_policy_loss,
-    kl_k1,
-    kl_k3,
-    replay_loss,
-    row_segments,
-    token_entropy,
-    token_logprobs,
-    turn_segments,
-)
+from imagination.learning.losses.auxiliary import cross_entropy_loss, expert_policy_loss, kl_k1, kl_k3
+from imagination.learning.losses.policy import replay_loss, row_segments, turn_segments
+from imagination.learning.losses.terms import LossInputs, token_entropy, token_logprobs
 from imagination.settings.algorithm_parts import BestOfGroups, GroupRelative, TokenGae
 
 quick = settings(max_examples=5)  # times 18 algorithms

@@ -23,6 +23,7 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import Env, StepResult, Task
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
 from real_envs.worker_pool import SyncEnv
+from real_envs.worlds.generated import TaskRequest
 from real_envs.worlds.search import Search, SearchGame, SearchSettings
 from worldmodel.calibration import Calibration, Isotonic, Score
 from worldmodel.formats.full import FullObservation
@@ -184,7 +185,7 @@ class Here:
 def test_no_answer_to_a_question_reaches_the_policy_before_it_searches() -> None:
     """Neither in the real world, as scripts see it, nor in dreams, whose world model reads articles and no more."""
     world, size = Search(), SearchSettings(entities=100)
-    for drawn in world.draw(size, {"train": 8}, 0, lambda done, total: None)["train"]:
+    for drawn in world.draw(size, TaskRequest({"train": 8}, 0, lambda done, total: None))["train"]:
         asked = world.task(drawn, asdict(size))
         links = {name for hop in drawn["hops"] for name in hop if name not in drawn["question"]}
         hidden = [*drawn["answers"], *links, *asked.world_facts]

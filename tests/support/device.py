@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from imagination.learning.losses import token_logprobs
+from imagination.learning.losses.terms import token_logprobs
 from policy.lm.batch import padded
 from policy.lm.forward import hidden_before, token_logits
 from tests.support import decoders

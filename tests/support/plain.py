@@ -22,7 +22,7 @@ from imagination.learning.algorithms import Algorithm, build_algorithm
 from imagination.learning.experience import assign_credit
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.sharding import whole
-from imagination.learning.trainer import StepStream
+from imagination.learning.trainer import step_loader
 from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.lm.backbone import build_model
 from policy.lm.batch import Row, RowBatch, collate
@@ -216,7 +216,7 @@ def fit(
             max_epochs=1, accelerator=accelerator, devices=1, logger=False, enable_checkpointing=False,
             callbacks=list(callbacks), enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        trainer.fit(module, StepStream(steps, lambda: 0, lambda step: item))
+        trainer.fit(module, step_loader(steps, lambda: 0, lambda step: item))
 
 
 DEFAULTS = TrainSettings(minibatches=1, grad_clip=1e9, expert_coef=0.3, micro_tokens=40)

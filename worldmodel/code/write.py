@@ -10,6 +10,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,11 +97,8 @@ def write_world(
             progress(f"question {number + 1} was not answered: {reply.reason}")
             continue
         source, version = source_of(reply.text), version + 1
-        model = CodeWorldModel(source, limits.seconds, limits.megabytes)
-        try:
+        with closing(CodeWorldModel(source, limits.seconds, limits.megabytes)) as model:
             wrong, missed = asyncio.run(_wrong(model, tested)), asyncio.run(_wrong(model, judged))
-        finally:
-            model.close()
         exact, right = 1 - len(missed) / max(1, len(judged)), 1 - len(wrong) / max(1, len(tested))
         progress(f"version {version}: exact on {exact:.1%} of held-back turns, {right:.1%} of those it is repaired by")
         if not best.source or (exact, right) > (best.exact, best.tested):

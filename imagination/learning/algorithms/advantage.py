@@ -13,23 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from imagination.learning.advantages import (
-    best_of_groups,
-    bilevel_gae,
-    broadcast_over_tokens,
-    gigpo,
-    group_relative,
-    istar,
-    leave_one_out,
-    masked_gae,
-    overlong_penalty,
-    place_turn_rewards,
-    reinforce,
-    reinforce_pp_baseline,
-    turn_gae,
-    whiten_by,
-    with_kl_penalty,
-)
+from imagination.learning.advantages.gae import bilevel_gae, masked_gae, turn_gae
+from imagination.learning.advantages.group import best_of_groups, gigpo, group_relative, istar, leave_one_out
+from imagination.learning.advantages.reinforce import reinforce, reinforce_pp_baseline, whiten_by
+from imagination.learning.advantages.shaping import overlong_penalty, with_kl_penalty
+from imagination.learning.advantages.turns import broadcast_over_tokens, place_turn_rewards
 from imagination.settings.algorithm_parts import (
     AdvantagePart,
     BestOfGroups,

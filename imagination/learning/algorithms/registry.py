@@ -13,17 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from imagination.learning.advantages import informative
+from imagination.learning.advantages.group import informative
 from imagination.learning.algorithms.advantage import Advantages, Episodes, estimate, with_penalties
-from imagination.learning.losses import (
-    LossInputs,
-    LossTerms,
-    entropy_loss,
-    kl_loss,
-    policy_loss,
-    token_weights,
-    value_loss,
-)
+from imagination.learning.losses.auxiliary import entropy_loss, kl_loss, value_loss
+from imagination.learning.losses.policy import policy_loss
+from imagination.learning.losses.terms import LossInputs, LossTerms, token_weights
 from imagination.settings import AlgorithmSettings, ProgressSettings, UserError
 from imagination.settings.algorithm_parts import (
     AdvantagePart,

@@ -23,7 +23,16 @@ from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.trajectory import StopReason
 from real_envs.worker_pool import PooledTasks, SyncEnv
-from real_envs.worlds.generated import Game, GeneratedWorld, Progress, Splits, draw_distinct, hints, write_tasks
+from real_envs.worlds.generated import (
+    Game,
+    GeneratedWorld,
+    Progress,
+    Splits,
+    TaskRequest,
+    draw_distinct,
+    hints,
+    write_tasks,
+)
 
 UNKNOWN = "Unknown action."
 # As the known servers answer what they do not understand; another server's words are told from no others.
@@ -205,23 +214,20 @@ class ServerWorld(GeneratedWorld):
         """
         if panel is not None:
             raise UserError("games.panel: tasks of a server have no panels, as nobody knows which version it runs")
-        session = self.session(settings)
+        session, request = self.session(settings), TaskRequest(counts, seed, progress)
 
         def start_of(number: int) -> str:
             return begun(session.start({self.key: str(number)})).text if settings.distinct else str(number)
 
         def draw() -> Splits:
-            return draw_distinct(
-                counts,
-                self.candidates(settings, seed),
-                start_of,
-                progress,
-                lambda split, enough: self.too_few(settings, split, counts[split], enough),
-            )
+            def too_few(split: str, enough: int) -> str:
+                return self.too_few(settings, split, counts[split], enough)
+
+            return draw_distinct(request, self.candidates(settings, seed), start_of, too_few)
 
         try:
             self.check(session, settings)
-            write_tasks(folder, settings, seed, counts, draw, url=settings.url)
+            write_tasks(folder, settings, request, draw, url=settings.url)
         except EnvFailure as failure:
             raise UserError(
                 f"{failure}; start a server there, or set env.options.url and the other env.options"

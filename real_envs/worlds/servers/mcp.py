@@ -39,7 +39,7 @@ from real_envs.panels import Panel
 from real_envs.process_guard import MARK
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
-from real_envs.worlds.generated import Progress, write_tasks
+from real_envs.worlds.generated import Progress, TaskRequest, write_tasks
 from real_envs.worlds.servers.client import (
     FAREWELL,
     ServerReply,
@@ -324,7 +324,8 @@ class Mcp(ServerWorld):
         try:
             tools = session.connect()
             draw = partial(deal_tasks, settings.tasks, counts, seed)
-            write_tasks(folder, settings, seed, counts, draw, url=settings.url, command=settings.command)
+            request = TaskRequest(counts, seed, progress)
+            write_tasks(folder, settings, request, draw, url=settings.url, command=settings.command)
             write_tools(folder, tools)
         except EnvFailure as failure:
             raise UserError(f"{failure}; see env.options.command and env.options.url") from None

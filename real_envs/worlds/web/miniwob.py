@@ -26,10 +26,9 @@ from typing import Any, ClassVar
 
 from real_envs.env import Task
 from real_envs.errors import UserError
-from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
-from real_envs.worlds.generated import GeneratedWorld, Progress
+from real_envs.worlds.generated import GeneratedWorld, TaskRequest
 from real_envs.worlds.web.browser import INVALID, LANGUAGE, BrowserGame, BrowserLook
 from real_envs.worlds.web.chromium import KeptBrowser, find_chromium, load_suite
 from real_envs.worlds.web.page import Element
@@ -294,22 +293,14 @@ class Miniwob(GeneratedWorld):
     def __init__(self) -> None:
         set_address()
 
-    def draw(
-        self,
-        settings: MiniwobSettings,
-        counts: Mapping[str, int],
-        seed: int,
-        progress: Progress,
-        panel: Panel | None = None,
-    ) -> dict[str, list[tuple[str, int]]]:
+    def draw(self, settings: MiniwobSettings, request: TaskRequest) -> dict[str, list[tuple[str, int]]]:
         """Draws seeds for the families in turn, until enough of them start differently from all others.
 
         Raises:
             UserError: there is no Chromium, a family is unknown, or it has not so many different starts.
         """
         with ThreadPoolExecutor(1) as thread:  # Playwright shares a thread with no event loop, such as a notebook's
-            before = panel.tasks if panel else ()
-            return thread.submit(_draw, settings.families.split(), counts, seed, progress, before).result()
+            return thread.submit(_draw, settings.families.split(), request).result()
 
     def task(self, drawn: Sequence[Any], settings: Mapping[str, Any]) -> Task:
         return browser_task(drawn)
@@ -337,13 +328,7 @@ def _plan(task: Task, goal: str, page: Sequence[Element]) -> list[str]:
     return plan(task.spec["id"].partition(".")[2], goal, page)
 
 
-def _draw(
-    families: Sequence[str],
-    counts: Mapping[str, int],
-    seed: int,
-    progress: Progress,
-    before: Sequence[tuple[str, int]] = (),  # tasks that are there already
-) -> dict[str, list[tuple[str, int]]]:
+def _draw(families: Sequence[str], request: TaskRequest) -> dict[str, list[tuple[str, int]]]:
     executable = find_chromium()
     known = load_suite("miniwob")
     if unknown := [family for family in families if f"miniwob.{family}" not in known]:
@@ -353,17 +338,17 @@ def _draw(
     kept = KeptBrowser(executable)
     try:
         context = kept.launch(headless=True).new_context()
-        starts = {family: _Starts(family, seed, context.new_page()) for family in families}
-        for name, number in before:
+        starts = {family: _Starts(family, request.seed, context.new_page()) for family in families}
+        for name, number in request.panel.tasks if request.panel else ():
             if (family := name.removeprefix("miniwob.")) in starts:
                 starts[family].is_new(number)
         splits: dict[str, list[tuple[str, int]]] = {}
-        for split, count in counts.items():
+        for split, count in request.counts.items():
             splits[split] = []
             for k in range(count):
                 family = families[k % len(families)]
                 splits[split].append((f"miniwob.{family}", starts[family].another()))
-                progress(sum(map(len, splits.values())), sum(counts.values()))
+                request.progress(sum(map(len, splits.values())), sum(request.counts.values()))
     finally:
         kept.end()
     return splits

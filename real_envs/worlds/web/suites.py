@@ -21,7 +21,7 @@ from real_envs.panels import Panel
 from real_envs.screens import FOLDER
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
-from real_envs.worlds.generated import GeneratedWorld, Progress
+from real_envs.worlds.generated import GeneratedWorld, Progress, TaskRequest
 from real_envs.worlds.web.browser import INVALID, LANGUAGE, BrowserGame, BrowserLook
 from real_envs.worlds.web.chromium import find_chromium, load_suite
 
@@ -77,22 +77,16 @@ class BrowserGym(GeneratedWorld):
         find_chromium()  # now, and not at the first reset
         super().generate(folder, counts, seed, settings, progress, workers, panel)
 
-    def draw(
-        self,
-        settings: BrowserSettings,
-        counts: Mapping[str, int],
-        seed: int,
-        progress: Progress,
-        panel: Panel | None = None,
-    ) -> dict[str, list[tuple[str, int]]]:
+    def draw(self, settings: BrowserSettings, request: TaskRequest) -> dict[str, list[tuple[str, int]]]:
         """Deals the suite's ids to the splits. With seeds, all of an id are in the same split.
 
         Raises:
             UserError: there is no Chromium, no such suite, or it has not so many tasks.
         """
+        counts, panel = request.counts, request.panel
         ids = [name for name in load_suite(settings.suite) if re.match(settings.match, name)]
         tasks = [(name, k) for name in ids for k in range(settings.seeds)]
-        rng = random.Random(derive_seed(f"browsergym/{settings.suite}", seed))
+        rng = random.Random(derive_seed(f"browsergym/{settings.suite}", request.seed))
         order = {name: rng.random() for name in ids}
         tasks.sort(key=lambda task: (order[task[0]], task[1]))
         splits: dict[str, list[tuple[str, int]]] = {}
@@ -105,7 +99,7 @@ class BrowserGym(GeneratedWorld):
                     f"games.{split}={count}"
                 )
             splits[split] = left[:count]
-            progress(sum(map(len, splits.values())), sum(counts.values()))
+            request.progress(sum(map(len, splits.values())), sum(counts.values()))
         return splits
 
     def task(self, drawn: Sequence[Any], settings: Mapping[str, Any]) -> Task:

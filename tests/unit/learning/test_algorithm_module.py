@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, build_algorithm, total
-from imagination.learning.losses import LossInputs, row_segments, token_entropy, token_logprobs, turn_segments
+from imagination.learning.losses.policy import row_segments, turn_segments
+from imagination.learning.losses.terms import LossInputs, token_entropy, token_logprobs
 from imagination.learning.process_reward_model import ProcessRewardModel
 from imagination.settings import AlgorithmSettings
 from imagination.settings.algorithm_parts import ImplicitSteps

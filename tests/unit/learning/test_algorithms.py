@@ -7,9 +7,10 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 import torch
 
-from imagination.learning import advantages, losses
+from imagination.learning.advantages import gae, group, reinforce, turns
 from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, total
 from imagination.learning.algorithms.advantage import with_penalties
+from imagination.learning.losses import auxiliary, policy, terms
 from imagination.settings import AlgorithmSettings
 from imagination.settings.algorithm_parts import (
     BestOfGroups,
@@ -50,7 +51,7 @@ def tokens(**changes):
         "advantages": torch.randn(24, generator=rng),
         "weight": ACTED.float().flatten(),
         "sequences": torch.arange(4).repeat_interleave(6),
-        "turns": losses.turn_segments(INDEX).flatten(),
+        "turns": policy.turn_segments(INDEX).flatten(),
         "ref_logprobs": old - 0.1,
         "entropy": torch.rand(24, generator=rng),
         "values": torch.randn(24, generator=rng),
@@ -58,7 +59,7 @@ def tokens(**changes):
         "returns": torch.randn(24, generator=rng),
         "learned": ACTED.flatten(),
     }
-    return losses.LossInputs(**{**basis, **changes})
+    return terms.LossInputs(**{**basis, **changes})
 
 
 # --- the registry ---
@@ -183,30 +184,30 @@ def test_runs_that_can_use_it_are_not():
 def test_each_name_is_its_advantage():
     """The parts call the functions of the same name, with the settings, on the valid rows."""
     returns, ids, valid = torch.tensor([1.0, 0.5, 0.0, 0.0]), EPISODES.group_ids, EPISODES.valid
-    over = advantages.broadcast_over_tokens
+    over = turns.broadcast_over_tokens
     paid = EPISODES.turn_rewards.nan_to_num()
     index = INDEX.masked_fill(~valid[:, None], -1)
-    placed, values = advantages.place_turn_rewards(paid, index), EPISODES.values
-    to_go = advantages.returns_to_go(placed, ACTED, 1.0)
-    best = advantages.best_of_groups(returns, ids, valid, BestOfGroups(0.25, 0.99))
-    grpo = over(advantages.group_relative(returns, ids, valid)[0], ACTED)
+    placed, values = turns.place_turn_rewards(paid, index), EPISODES.values
+    to_go = reinforce.returns_to_go(placed, ACTED, 1.0)
+    best = group.best_of_groups(returns, ids, valid, BestOfGroups(0.25, 0.99))
+    grpo = over(group.group_relative(returns, ids, valid)[0], ACTED)
     after = EPISODES.bootstrap_value
-    gae = advantages.masked_gae(placed, values, ACTED, TokenGae(1.0, 0.95), after)[0]
-    turn = advantages.turn_gae(paid, values, index, TurnGae(1.0, 0.95), after)[0]
-    both = advantages.bilevel_gae(paid, values, index, BilevelGae(0.95, 0.95, 1.0, 1.0), after)[0]
+    token = gae.masked_gae(placed, values, ACTED, TokenGae(1.0, 0.95), after)[0]
+    turn = gae.turn_gae(paid, values, index, TurnGae(1.0, 0.95), after)[0]
+    both = gae.bilevel_gae(paid, values, index, BilevelGae(0.95, 0.95, 1.0, 1.0), after)[0]
     expected = {
-        "ppo": advantages.whiten(gae, ACTED),
-        "st_ppo": advantages.whiten(gae, ACTED),
-        "turn_ppo": advantages.whiten(turn, ACTED),
-        "bilevel_ppo": advantages.whiten(both, ACTED),
+        "ppo": reinforce.whiten(token, ACTED),
+        "st_ppo": reinforce.whiten(token, ACTED),
+        "turn_ppo": reinforce.whiten(turn, ACTED),
+        "bilevel_ppo": reinforce.whiten(both, ACTED),
         **dict.fromkeys(("grpo", "dapo", "gspo", "gspo_token", "cispo", "epo"), grpo),
-        "dr_grpo": over(advantages.group_relative(returns, ids, valid, GroupRelative(normalise_std=False))[0], ACTED),
-        "rloo": over(advantages.leave_one_out(returns, ids, valid)[0], ACTED),
+        "dr_grpo": over(group.group_relative(returns, ids, valid, GroupRelative(normalise_std=False))[0], ACTED),
+        "rloo": over(group.leave_one_out(returns, ids, valid)[0], ACTED),
         "reinforce": to_go,
-        "reinforce_pp": advantages.whiten(to_go, ACTED),
-        "reinforce_pp_baseline": advantages.reinforce_pp_baseline(returns, ids, valid, ACTED)[0],
-        "gigpo": advantages.gigpo(paid, index, EPISODES.anchors, ids, valid)[0],
-        "istar": advantages.istar(paid, index, EPISODES.step_rewards, ids, valid, ImplicitSteps())[0],
+        "reinforce_pp": reinforce.whiten(to_go, ACTED),
+        "reinforce_pp_baseline": reinforce.reinforce_pp_baseline(returns, ids, valid, ACTED)[0],
+        "gigpo": group.gigpo(paid, index, EPISODES.anchors, ids, valid)[0],
+        "istar": group.istar(paid, index, EPISODES.step_rewards, ids, valid, ImplicitSteps())[0],
         "filtered_bc": over(best.float(), ACTED),
     }
     assert set(expected) == set(list(ALGORITHMS))
@@ -305,8 +306,8 @@ def test_terms_are_times_their_coefficients():
         entropy=Entropy(entropy_coef=0.1),
     )  # fmt: skip
     terms = chosen.losses(batch, 7.0, critic_denominator=5.0)
-    kl = losses.kl_k2(batch.logprobs, batch.ref_logprobs) * batch.weight
-    critic = losses.value_loss(
+    kl = auxiliary.kl_k2(batch.logprobs, batch.ref_logprobs) * batch.weight
+    critic = auxiliary.value_loss(
         batch.values, batch.old_values, batch.returns, batch.learned, Critic(value_coef=1.0), denominator=5
     )
     assert float(terms["kl"].loss) == pytest.approx(0.2 * float(kl.sum()) / 7)

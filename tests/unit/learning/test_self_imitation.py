@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from imagination.learning.algorithms import build_algorithm
 from imagination.learning.experience import policy_rows, trained_rows
-from imagination.learning.losses import LossInputs, replay_loss
+from imagination.learning.losses.policy import replay_loss
+from imagination.learning.losses.terms import LossInputs
 from imagination.learning.metrics import realised_shares
 from imagination.learning.self_imitation import Replays, SelfImitationBuffer, replay_row
 from imagination.rollout.schedules import added_episodes

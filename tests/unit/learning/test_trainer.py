@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from imagination.learning.supervised import SupervisedModule
-from imagination.learning.trainer import StepStream, TimeLimit, WeightAverage
+from imagination.learning.trainer import TimeLimit, WeightAverage, step_loader
 from imagination.settings import FitSettings
 from policy.lm.batch import collate
 from tests.support.plain import EXPERTS, fit, make_model
@@ -94,7 +94,7 @@ def test_a_stream_fetches_no_item_ahead_and_starts_where_it_is_told() -> None:
         made.append(step)
         return step
 
-    loader = StepStream(5, lambda: done, item).train_dataloader()  # type: ignore[arg-type]
+    loader = step_loader(5, lambda: done, item)  # type: ignore[arg-type]
     assert len(loader) == 5
     iterator = iter(loader)
     assert next(iterator) == 2
@@ -114,7 +114,7 @@ def test_a_time_limit_begins_with_the_first_step_and_ends_the_stream(monkeypatch
         now += 25.0
         return step
 
-    assert list(StepStream(10, lambda: 0, item, limit.over).train_dataloader()) == [0, 1, 2]
+    assert list(step_loader(10, lambda: 0, item, limit.over)) == [0, 1, 2]
     assert shares == pytest.approx([0.0, 25 / 60, 50 / 60])
     assert limit.passed() == 1.0
 
@@ -135,5 +135,5 @@ def test_a_resumed_training_has_the_time_that_was_left(monkeypatch: pytest.Monke
 
 def test_no_time_limit() -> None:
     limit = TimeLimit(minutes=0.0)
-    assert list(StepStream(3, lambda: 0, lambda step: step, limit.over).train_dataloader()) == [0, 1, 2]
+    assert list(step_loader(3, lambda: 0, lambda step: step, limit.over)) == [0, 1, 2]
     assert limit.passed() == 0.0

@@ -18,7 +18,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from imagination.learning.losses import token_logprobs
+from imagination.learning.losses.terms import token_logprobs
 from policy.lm.forward import decoder, encode, hidden_before, micro_batches, packs, token_logits
 from policy.lm.pack import pack
 from tests.support.decoders import MODELS, ROWS, SIZES, A, B, C, batch_of, make_model

@@ -19,7 +19,7 @@ from imagination.settings.compose import config_folder
 from real_envs.panels import Panel, digest
 from real_envs.store import TrajectoryStore
 from real_envs.world import FILE, find_world
-from real_envs.worlds.generated import GeneratedWorld, draw_distinct
+from real_envs.worlds.generated import GeneratedWorld, TaskRequest, draw_distinct
 from real_envs.worlds.textworld import GameSettings, TextWorld
 from tests.support.refusal import refused
 
@@ -99,12 +99,10 @@ def test_a_panel_that_is_not_there_or_torn(written: Path, tmp_path: Path, named:
 
 def test_no_training_task_begins_as_one_of_the_panel() -> None:
     drawn = draw_distinct(
-        {"train": 3},
+        TaskRequest({"train": 3}, 0, lambda d, n: None, Panel("", {}, "", "", ["b"], [digest("b")])),
         lambda split, count: "abcdef",
         lambda letter: letter,
-        lambda d, n: None,
         lambda s, n: "",
-        taken=[digest("b")],
     )
     assert drawn == {"train": ["a", "c", "d"]}
 

@@ -19,7 +19,7 @@ from imagination.learning.optimizers import clip_gradients, drop_if_not_finite
 from imagination.learning.policy_module import Update
 from imagination.learning.sharding import own_part, shard
 from imagination.learning.supervised import SupervisedModule
-from imagination.learning.trainer import StepStream, make_trainer
+from imagination.learning.trainer import make_trainer, step_loader
 from imagination.runs.processes import check, from_first, joined, rank
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
@@ -48,7 +48,7 @@ def gradients(folder: Path, strategy: Strategy = "ddp") -> dict[str, Any]:
         done = lambda: len(module.notes.seen) if hasattr(module, "notes") else 0  # noqa: E731
         trainer = make_trainer(run, "train", Bar("train", steps, "rows"), done, every=1)
         module.compute = compute
-        trainer.fit(module, StepStream(steps, lambda: 0, item))
+        trainer.fit(module, step_loader(steps, lambda: 0, item))
         return list(module.notes.seen)
 
     def record(step: int, metrics: Any) -> None:

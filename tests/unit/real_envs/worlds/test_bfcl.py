@@ -20,6 +20,7 @@ from real_envs.trajectory import Observation, Turn
 from real_envs.worlds.bfcl import LANGUAGE, Bfcl, BfclGame, BfclSettings, is_heldout, refusal, user_answer
 from real_envs.worlds.bfcl_drawn import DrawnTasks, drawn_words
 from real_envs.worlds.bfcl_tasks import CHANGING, REFUSED, BfclTask, Package, entities, refused
+from real_envs.worlds.generated import TaskRequest
 from tests.support.played import by_plan, findings, generated
 from tests.support.refusal import refused as raises
 
@@ -182,7 +183,7 @@ def test_drawn_tasks_are_solved_by_their_true_calls_and_differ(package: Package,
 def test_folds_share_no_original_for_any_seed(tmp_path: Path) -> None:
     def numbers(seed: int, **settings: str) -> dict[str, list[int]]:
         counts = {"train": 170, "heldout": 45}
-        drawn = Bfcl().draw(BfclSettings(**settings), counts, seed, lambda done, total: None)  # type: ignore[arg-type]
+        drawn = Bfcl().draw(BfclSettings(**settings), TaskRequest(counts, seed, lambda done, total: None))  # type: ignore[arg-type]
         read = {split: [BfclTask.read(one["task"]) for one in tasks] for split, tasks in drawn.items()}
         assert all(len({task.write() for task in tasks}) == counts[split] for split, tasks in read.items())
         if api := settings.get("heldout_api"):
@@ -204,7 +205,7 @@ def test_folds_share_no_original_for_any_seed(tmp_path: Path) -> None:
 def test_held_out_states_are_of_the_same_originals_and_share_no_name_with_training() -> None:
     counts = {"train": 60, "heldout": 30}
     settings = BfclSettings(apis="TradingBot", heldout="states")
-    drawn = Bfcl().draw(settings, counts, 0, lambda done, total: None)
+    drawn = Bfcl().draw(settings, TaskRequest(counts, 0, lambda done, total: None))
     read = {split: [BfclTask.read(one["task"]) for one in tasks] for split, tasks in drawn.items()}
     assert {task.number for task in read["heldout"]} <= {task.number for task in read["train"]}
     words = {

@@ -13,6 +13,7 @@ from imagination.settings.compose import config_folder
 from real_envs.env import Task
 from real_envs.errors import UserError
 from real_envs.panels import Panel
+from real_envs.worlds.generated import TaskRequest
 from real_envs.worlds.scienceworld import INVALID, ScienceGame, ScienceSettings, ScienceWorld
 from tests.support.played import by_plan, findings, generated
 from tests.support.refusal import refused
@@ -54,11 +55,11 @@ def test_a_task_begins_with_the_same_words_though_not_in_the_same_order() -> Non
 def test_nobody_trains_in_what_begins_as_a_task_of_the_panel() -> None:
     panel = Panel.load(config_folder() / "panels" / "scienceworld.json")
     settings = ScienceSettings(**panel.options)
-    drawn = ScienceWorld().draw(settings, {"train": 206}, 0, lambda *_: None, panel)["train"]
+    drawn = ScienceWorld().draw(settings, TaskRequest({"train": 206}, 0, lambda *_: None, panel))["train"]
     assert len(drawn) == 206
     assert not [one for one in drawn if one in panel.alike]
     with pytest.raises(UserError, match=r"have 206 variations in the fold train, not games\.train=207"):
-        ScienceWorld().draw(settings, {"train": 207}, 0, lambda *_: None, panel)
+        ScienceWorld().draw(settings, TaskRequest({"train": 207}, 0, lambda *_: None, panel))
 
 
 def test_a_walk_aside_is_taken_back_by_the_plan(game: ScienceGame) -> None:
