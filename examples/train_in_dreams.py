@@ -66,7 +66,7 @@ def improve(model, optimizer, episodes):
     mask = (batch.rl_weight > 0) & counts[:, None]
     logprobs, per_token = logprobs_of(model, batch, mask), advantages[:, None].expand_as(mask)[mask]
     inputs = LossInputs(logprobs, batch.behavior_logprobs[mask], per_token, batch.rl_weight[mask])
-    step(model, optimizer, ppo_clip_loss(inputs, PpoClip(), denominator=mask.sum()).loss)
+    step(model, optimizer, ppo_clip_loss(inputs, PpoClip(), denominator=mask.sum().clamp(min=1)).loss)
 
 
 async def train(real, behaviours, imitation_steps, updates, groups=12, group_size=6):

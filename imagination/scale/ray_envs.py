@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import secrets
@@ -12,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -209,24 +207,6 @@ class _TasksElsewhere:
             self._ray.kill(actor)
         disconnect(self._ray)
         await self._tasks.close()
-
-
-class Ledger:
-    """Counts what is done in the real world, in a process that does not play, and in a file that outlives it."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+", buffering=1)
-
-    def clear(self) -> None:
-        self._file.truncate(0)
-
-    def add(self, stats: PoolStats) -> None:
-        self._file.write(f"{json.dumps(asdict(stats))}\n")
-
-    def total(self) -> PoolStats:
-        self._file.seek(0)
-        return sum((PoolStats(**json.loads(line)) for line in self._file), PoolStats())
 
 
 # an observation, a result, or a failure; and what was done in the real world beside the request itself

@@ -11,11 +11,11 @@ import torch
 from imagination.runs.models import weights_version
 from imagination.runs.processes import count as processes
 from imagination.scale.dispatch import groups_at_once
+from imagination.scale.ledger import Ledger
 from imagination.scale.player import Player, PlayerData, trained_weights
 from imagination.scale.pool import Group, PlayerLost, PlayerPool, PoolLimits
 from imagination.scale.ray_envs import (
     MANY,
-    Ledger,
     RemoteEnvs,
     connect,
     disconnect,

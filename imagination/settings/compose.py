@@ -15,7 +15,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
+from functools import cache, reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -161,13 +161,30 @@ def load_config(overrides: Sequence[str], schema: type[C], folder: Path | None =
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(folder.absolute()), job_name="imagine"):
             composed = compose("config", overrides=checked)
-        merged = OmegaConf.merge(OmegaConf.create(asdict(schema())), composed)
-        plain = OmegaConf.to_container(merged, resolve=True)
+        plain: Any = OmegaConf.to_container(composed)
+        if re.search(r"\$\{|\?\?\?", str(plain)):  # it refers to other settings, perhaps to defaults
+            plain = OmegaConf.to_container(OmegaConf.merge(_defaults(schema), composed), resolve=True)
+        else:
+            plain = _merged(OmegaConf.to_container(_defaults(schema)), plain)
     except (HydraException, OmegaConfBaseException) as error:
         advice = "; write a list as [1,2]" if "sweep" in str(error).lower() else ""
         raise ConfigError(f"cannot read the settings: {str(error).splitlines()[0]}{advice}") from error
     result: C = build(schema, _at_home(plain))
     return result
+
+
+@cache
+def _defaults(schema: type) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create(asdict(schema()))
+
+
+def _merged(plain: Any, other: Any) -> Any:
+    """Mappings key by key; any other value, and any list, takes the place of what was there."""
+    if not (isinstance(plain, dict) and isinstance(other, dict)):
+        return other
+    return plain | {key: _merged(plain.get(key), value) for key, value in other.items()}
 
 
 def run_folder(run: str, root: Path) -> Path:
@@ -196,7 +213,7 @@ def saved_config(folder: Path, schema: type[C]) -> C:
 
     path = folder / "config.yaml"
     try:
-        merged = OmegaConf.merge(OmegaConf.create(asdict(schema())), OmegaConf.load(path))
+        merged = OmegaConf.merge(_defaults(schema), OmegaConf.load(path))
         plain = OmegaConf.to_container(merged)
     except (OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
         raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error

@@ -89,9 +89,12 @@ def require(section: object, bound: str, *names: str) -> None:
             raise ValueError(f"{name} must be {bound}, got {value}")
 
 
+_hints_of = cache(get_type_hints)
+
+
 def field_types(schema: type) -> dict[str, Any]:
     """Name and type of the fields that can be set."""
-    hints = get_type_hints(schema)
+    hints = _hints_of(schema)
     return {field.name: hints[field.name] for field in fields(schema) if field.init}
 
 

@@ -31,6 +31,7 @@ from real_envs.worlds.bfcl_tasks import (
     BfclTask,
     Package,
     entities,
+    in_one_form,
     refused,
 )
 from real_envs.worlds.generated import Game, GeneratedWorld, TaskRequest, draw_distinct, hints, package_folder
@@ -297,7 +298,7 @@ class BfclGame(Game):
 
     def _hints(self) -> dict[str, object]:
         later = [call for turn in self._task.turns[self._turn + 1 :] for call in turn.calls]
-        plan = [*map(str, self._plan), DONE, *(str(parse_call(call)) for call in later)]
+        plan = [*map(str, self._plan), DONE, *map(in_one_form, later)]
         return hints([*self._valid(), DONE], plan, entities=self._names)
 
     def _valid(self) -> list[str]:

@@ -17,7 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,12 @@ class UserTurn:
     tools: tuple[str, ...] = ()
 
 
+@lru_cache(maxsize=1 << 14)
+def in_one_form(call: str) -> str:
+    """A call as ``Call`` writes it, however it was written."""
+    return str(parse_call(call))
+
+
 @dataclass(frozen=True)
 class BfclTask:
     """A task with its state, an original of the benchmark or a drawn one.
@@ -101,7 +107,7 @@ class BfclTask:
         for k, turn in enumerate(self.turns, 1):
             lines += [f"request {k}: {turn.request}"] if k > 1 else []
             lines += [f"tools {k}: {', '.join(turn.tools)}"] if turn.tools else []
-            lines.append(f"calls {k}: {'; '.join(str(parse_call(call)) for call in turn.calls) or 'none'}")
+            lines.append(f"calls {k}: {'; '.join(map(in_one_form, turn.calls)) or 'none'}")
         return (*lines, *(line for api in self.apis for line in _lines(api, self.config.get(api, {}))))
 
 

@@ -21,7 +21,7 @@ pytest.importorskip("textworld_express", reason="pip install 'imagination[textwo
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A part of the demo's log, with episodes of tasks of another fold."""
     output = tmp_path_factory.mktemp("rules")
-    few = ["games.train=450", "games.heldout=40", "collect.heldout_episodes=4"]
+    few = ["games.train=450", "games.heldout=40", "collect.heldout_episodes=4", "collect.workers=1"]
     assert main(["collect", "preset=demo", "run=rules", *few, f"output={output}"]) == 0
     assert main(["rules", "run=rules", f"output={output}"]) == 0
     return output / "rules"

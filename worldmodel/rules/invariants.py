@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from real_envs.trajectory import Turn, same_reward
 from worldmodel.rules.conditions import Condition, Copy, Evidence
 from worldmodel.rules.episode import EpisodeText, name_of, split_sentences, without_sentences
-from worldmodel.rules.search import PRECISION, conjunctions, lower_bound
+from worldmodel.rules.search import PRECISION, conjunctions, distinct_columns, lower_bound
 from worldmodel.rules.templates import ANY, NEWLINE, Action, flat
 
 _SLOT = re.compile(r"\{\d\}")
@@ -147,12 +148,17 @@ def names_of(episode: EpisodeText, named: Action, kind: str, link: Copy | None) 
 
 def fill_placeholders(phrase: str, names: Mapping[str, str]) -> str | None:
     """The phrase with names in place of placeholders, ``None`` where one stands for nothing."""
-    words = []
-    for word in phrase.split():
-        if word.startswith("{") and word not in names:
-            return None
-        words.append(names.get(word, word))
-    return " ".join(words)
+    text, placeholders = _placeholders(phrase)
+    values = tuple(map(names.get, placeholders))
+    return None if None in values else text % values
+
+
+@lru_cache(maxsize=1 << 14)
+def _placeholders(phrase: str) -> tuple[str, tuple[str, ...]]:
+    """The phrase with ``%s`` in place of placeholders, and these."""
+    words = phrase.split()
+    text = " ".join("%s" if word.startswith("{") else word.replace("%", "%%") for word in words)
+    return text, tuple(word for word in words if word.startswith("{"))
 
 
 def phrases(answer: str, names: Mapping[str, str]) -> Iterator[str]:
@@ -297,8 +303,9 @@ class PhraseTable:
         names, text = names_of(episode, named, self.kind, self.link), flat(turn.observation)
         self._rows.append([c.holds(episode, named) for c in self.conditions])
         filled = [fill_placeholders(phrase, names) for phrase in self.phrases]
-        self._twice.append([phrase is not None and text.count(f" {phrase} ") > 1 for phrase in filled])
-        self._stands.append([-1 if phrase is None else int(f" {phrase} " in text) for phrase in filled])
+        times = [-1 if phrase is None else text.count(f" {phrase} ") for phrase in filled]
+        self._twice.append([n > 1 for n in times])
+        self._stands.append([min(n, 1) for n in times])
         self._held.append(held)
 
     def invariants(self) -> list[Invariant]:
@@ -306,7 +313,7 @@ class PhraseTable:
         if not self._rows:
             return []
         table, stands, held = np.array(self._rows), np.array(self._stands), np.array(self._held)
-        _, first = np.unique(stands, axis=1, return_index=True)
+        first = distinct_columns(stands)
         kept: list[tuple[Invariant, np.ndarray]] = []
         for required in (True, False):
             # of phrases within phrases the longest is required, and the shortest is forbidden

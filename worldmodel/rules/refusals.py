@@ -24,6 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from real_envs.trajectory import NO_ANSWER, Trajectory, Turn
 
@@ -35,6 +36,7 @@ _Answer = tuple[str, float | None, bool]
 _Task = tuple[str, str]  # and its beginning
 
 
+@lru_cache(maxsize=1 << 16)
 def pattern(action: str, observation: str) -> str:
     """The answer with the action's words masked: what is said of the chest is said of every container.
 

@@ -296,6 +296,7 @@ def test_what_schemas_refuse_is_told_from_the_texts_of_an_episode_alone(package:
     game, refusals, others = BfclGame(FOLDER, privileged=True), 0, 0
     same, paid = Counter[bool](), Counter[tuple[bool, bool]]()
     for number, original in enumerate([*package.originals("base")[::9], *package.originals("miss_func")[::20]]):
+        facts = original.facts()
         for agent, _ in mixture((), LANGUAGE):
             start = game.reset(Task("t", {"task": original.write()}))
             history: list[Turn] = []
@@ -305,7 +306,7 @@ def test_what_schemas_refuse_is_told_from_the_texts_of_an_episode_alone(package:
                 said = text if text.startswith("Error: ") else None
                 assert declared == said, action
                 refusals, others = refusals + (said is not None), others + (said is None)
-                if answer := user_answer(start.text, history, action, original.facts()):
+                if answer := user_answer(start.text, history, action, facts):
                     same[answer == (text, pytest.approx(result.reward), result.terminated)] += 1
                     paid[answer[1] > 0, result.reward > 0] += 1
                 else:
