@@ -27,10 +27,22 @@ _PRODUCTS = {  # by the fields of a record
     "traces of Langfuse": "id observations",
     "spans of OpenAI's Agents SDK": "object span_data, object workflow_name",
     "spans of OpenTelemetry": "attributes traceId, attributes trace_id, attributes context, resourceSpans",
+    "log records of OpenTelemetry": "resourceLogs",
     "calls of Helicone": "request_body response_body",
     "calls of LiteLLM": "messages call_type, messages response.choices, messages response.output",
 }
-_HOLDERS = ("resourceSpans", "scopeSpans", "spans", "data", "runs", "traces", "trace")  # of spans, and none themselves
+_HOLDERS = (
+    "resourceSpans",
+    "scopeSpans",
+    "resourceLogs",
+    "scopeLogs",
+    "logRecords",
+    "spans",
+    "data",
+    "runs",
+    "traces",
+    "trace",
+)  # of spans, and none themselves
 # Where the fields of a span are: the first of these paths that leads to something.
 _PATHS = {
     "id": "span_id spanId context.span_id id request_id",
@@ -39,7 +51,8 @@ _PATHS = {
     "session": "extra.metadata.thread_id extra.metadata.session_id extra.metadata.conversation_id sessionId group_id "
     "attributes.session.id attributes.gen_ai.conversation.id attributes.langfuse.session.id metadata.session_id "
     "session_id",
-    "start": "start_time startTime started_at startTimeUnixNano start_time_unix_nano metrics.start start_time_ns",
+    "start": "start_time startTime started_at startTimeUnixNano start_time_unix_nano metrics.start start_time_ns "
+    "timeUnixNano observedTimeUnixNano",
     "kind": "run_type span_data.type attributes.openinference.span.kind attributes.ai.operationId "
     "attributes.gen_ai.operation.name attributes.traceloop.span.kind attributes.langfuse.observation.type "
     "attributes.mlflow.spanType span_attributes.type span_type type",
@@ -73,6 +86,7 @@ _WITHIN = (
 )
 _OF_ANSWERS = ("finish_reason", "stop_reason", "reasoning", "reasoning_content")  # beside the message
 _SYSTEMS = ("system", "instructions", "system_instruction", "systemInstruction")
+_DOTTED = ("message.", "tool_call.", "message_content.")  # keys of Phoenix's dataframes
 _WRAPPERS = ({"message"}, {"tool_call"}, {"message_content"})  # of OpenInference
 _NOTHING: tuple[Any, ...] = (None, "", "None", "null", [], {})  # some write null as a text
 
@@ -119,12 +133,30 @@ def spans_in(value: Any, trace: str = "") -> Iterator[tuple[dict[str, Any], str]
     elif isinstance(value, dict):
         if isinstance(value.get("trace"), dict) and "observations" in value:  # as Langfuse's pages export it
             value = value["trace"] | {"observations": value["observations"]}
+        if isinstance(logs := value.get("logRecords"), list):
+            value = {"logRecords": list(_with_events(logs))}
         if product_of(value) and not any(key in value for key in _HOLDERS):
             yield value, trace
             trace = str(_at(value, _PATHS["trace"]) or trace or value.get("id") or "")
         for key in (*_HOLDERS, "observations", "child_runs"):
             if isinstance(value.get(key), list | dict):
                 yield from spans_in(value[key], trace)
+
+
+def _with_events(logs: list[Any]) -> Iterator[Any]:
+    """Log records of OpenTelemetry; those that are a message each are the events of one span."""
+    spans: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for log in logs:
+        about = _nested([log.get("attributes")]) if isinstance(log, dict) else {}
+        name = _at(about, "event.name") or (log.get("eventName") if isinstance(log, dict) else None)
+        if not _EVENT.fullmatch(str(name)):
+            yield log
+            continue
+        span = spans.setdefault(
+            (log.get("traceId"), log.get("spanId")), {"attributes": [], **log, "type": "chat", "events": []}
+        )
+        span["events"].append({"name": name, "attributes": {"gen_ai.event.content": _plain(log.get("body"))}})
+    yield from spans.values()
 
 
 def span_of(value: dict[str, Any], trace: str) -> Span:
@@ -163,8 +195,16 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
                 "content": span.answered.get("text"),
                 "tool_calls": decoded(span.answered.pop("toolCalls")),
             }
+        if isinstance(span.answered, list) and _are_choices(span.answered):
+            span.left_out["other answer"] += len(span.answered) - 1
+            span.answered = span.answered[:1]
         span.answered = _messages(span.answered, "assistant", span.left_out)
     return span
+
+
+def _are_choices(answers: list[Any]) -> bool:
+    """Whether each answer is an alternative to the others, which OpenTelemetry says by a reason why each one ended."""
+    return len(answers) > 1 and all(isinstance(one, dict) and "finish_reason" in one for one in answers)
 
 
 def _of_events(events: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -178,7 +218,7 @@ def _of_events(events: list[Any]) -> tuple[list[Any], list[Any]]:
         if match and match[1] and isinstance(body, dict):
             asked.append({"role": match[1], **body, "tool_calls": decoded(body.get("tool_calls"))})
         elif match and isinstance(body, dict):
-            answered.append(body)
+            answered.append({"finish_reason": "", **body})
     return asked, answered
 
 
@@ -222,7 +262,9 @@ def _plain(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """With lists for objects of the keys 0, 1, ..., and without the wrappers of OpenInference."""
+    """With lists for objects of the keys 0, 1, ..., and without the wrappers of OpenInference, dotted or not."""
+    if isinstance(value, dict) and any(str(key).startswith(_DOTTED) for key in value):
+        return _listed(_nested([value]))
     if isinstance(value, dict) and value.keys() in _WRAPPERS and isinstance(inner := next(iter(value.values())), dict):
         value = {"content": inner.get("contents")} | {key: kept for key, kept in inner.items() if key != "contents"}
         value = inner if "contents" not in inner else value
