@@ -13,7 +13,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from real_envs.importers.events import NO_TOOLS, Message, Reader, event_reader, harmony, no_message, objects, shown
+from real_envs.importers.events import (
+    NO_TOOLS,
+    Message,
+    Reader,
+    event_reader,
+    harmony,
+    microsoft,
+    no_message,
+    objects,
+    shown,
+)
 from real_envs.importers.messages import AGENT, ITEMS, SPEAKERS, decoded
 
 _ASSISTANT, _TOOL, _USER = "assistant", "tool", "user"
@@ -32,7 +42,6 @@ _AUTOGEN = (
     "FunctionExecutionResultMessage",
 )
 _SMOLAGENTS = ({"step_number", "model_output"}, {"task", "task_images"}, {"plan", "model_output_message"})
-_NOTICES = ("info", "error", "warning")  # of Gemini's CLI
 _NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction", "mcp_approval_request")
 _STREAM = ("system", "user", "assistant", "result", "stream_event", "rate_limit_event")  # of `claude -p`
 _NOTES = ("queue-operation", "system")  # lines of a session that have a content
@@ -107,10 +116,9 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
         return _atif
     if any(names <= value.keys() for names in _SMOLAGENTS) or value.keys() == {"system_prompt"}:
         return _smolagents
-    if isinstance(source, str) and isinstance(kind, str) and ("models_usage" in value or kind in _AUTOGEN):
+    from_someone = isinstance(source, str) or kind == "FunctionExecutionResultMessage"
+    if from_someone and isinstance(kind, str) and ("models_usage" in value or kind in _AUTOGEN):
         return _autogen
-    if kind == "gemini" or (kind in _NOTICES and {"content", "timestamp"} <= value.keys()):
-        return _gemini_cli
     typed = str(kind).lower() in SPEAKERS and ("content" in value or isinstance(value.get("data"), dict))
     if typed or (value.get("lc") and isinstance(value.get("kwargs"), dict)):
         return _langchain
@@ -230,7 +238,7 @@ def _smolagents(step: Message, left_out: Counter[str]) -> list[Any]:
 
 def _autogen(message: Message, left_out: Counter[str]) -> list[Any]:
     kind, content = message["type"], message.get("content")
-    role = _USER if "user" in message["source"].lower() else _ASSISTANT
+    role = _USER if kind == "UserMessage" or "user" in str(message.get("source")).lower() else _ASSISTANT
     if kind in ("ToolCallExecutionEvent", "FunctionExecutionResultMessage"):
         return [{"role": _TOOL, **result} for result in objects(content)]
     if kind == "ThoughtEvent":
@@ -243,24 +251,6 @@ def _autogen(message: Message, left_out: Counter[str]) -> list[Any]:
     if kind == "MultiModalMessage" and isinstance(content, list):
         content = [part if isinstance(part, str) else {"type": "image"} for part in content]
     return [{"role": "system" if kind == "SystemMessage" else role, "content": shown(content, (str, list))}]
-
-
-def _gemini_cli(line: Message, left_out: Counter[str]) -> list[Any]:
-    if line["type"] != "gemini":
-        return no_message(line, left_out)
-    calls = objects(line.get("toolCalls"))
-    thoughts = [f"{one.get('subject')}: {one.get('description')}" for one in objects(line.get("thoughts"))]
-    message = {"role": _ASSISTANT, "content": line.get("content"), "tool_calls": calls}
-    seen = [
-        {
-            "role": _TOOL,
-            "content": call.get("result") or call["resultDisplay"],
-            "is_error": call.get("status") == "error",
-        }
-        for call in calls
-        if call.get("result") or isinstance(call.get("resultDisplay"), str)
-    ]
-    return [message | {"reasoning_content": "\n\n".join(thoughts)}, *seen]
 
 
 def _item(item: Message, left_out: Counter[str]) -> list[Any]:
@@ -292,7 +282,7 @@ def _with_role(message: Any) -> Any:
         made["content"] = given["parts"]
         made.pop("toolInvocations", None)
     if made.get("content") in (None, []):
-        keys = ("value", "text", "system_prompt", "message", "blocks", "contents", "_content")
+        keys = ("value", "text", "system_prompt", "message", "blocks", "contents", "items", "_content")
         made["content"] = next((made.pop(key) for key in keys if made.get(key) is not None), made.get("content"))
     elif isinstance(made["content"], list):
         made.pop("text", None)  # of Claude's export: the texts of its content once more
@@ -407,7 +397,9 @@ def _of_goose(part: Message) -> tuple[str, Any]:
 
 
 def _untyped(part: Message) -> tuple[str, Any]:
-    """Of Gemini and Haystack."""
+    """Of Gemini, Haystack and Microsoft's kits."""
+    if isinstance(kind := part.get("content_type", part.get("$type")), str):
+        return _ASSISTANT, microsoft(part, kind)
     for key in ("executableCode", "executable_code", "tool_call"):
         if isinstance(inner := part.get(key), dict):
             code = {"name": "code_execution", "input": inner} if key != "tool_call" else inner

@@ -18,7 +18,7 @@ from real_envs.trajectory import StopReason
 _OF_EPISODES = ("stop_condition", "termination_reason", "exit_status", "exit_reason", "end_reason")
 _OF_MESSAGES = ("finish_reason", "stop_reason", "done_reason")
 _CUT_FLAGS, _END_FLAGS = ("is_truncated", "truncated", "truncation"), ("is_completed", "is_done", "done", "terminated")
-_FINISHED = frozenset("stop tool_calls tool_use function_call end_turn stop_sequence eos end null none".split())  # noqa: SIM905
+_FINISHED = frozenset("stop tool_calls tool_use function_call end_turn stop_sequence eos end null none unknown".split())  # noqa: SIM905
 
 _BROKEN = re.compile(
     r"rate_limit|content_filter|^(safety|prohibited_content|recitation|blocklist|killed|oom)$|exit_api|(?<!too_many)(^|_)(error|exception|crash(ed)?|abort(ed)?)(_|$)"

@@ -20,6 +20,7 @@ Reader = Callable[[Message, Counter[str]], list[Any]]
 _AGENT, _TOOL, _USER, _SYSTEM = "assistant", "tool", "user", "system"
 NO_TOOLS = (None, "all", _USER, _AGENT)  # recipients of messages that call nothing
 _OF_ITEMS = ("command", "changes", "arguments", "query")  # what Codex's tools were asked
+_NOTICES = ("info", "error", "warning")  # of Gemini's CLI
 _OF_SESSIONS = ("model_change", "thinking_level_change", "compaction", "branch_summary", "label", "session_info")
 _LETTA = {"user_message": _USER, "system_message": _SYSTEM, "assistant_message": _AGENT, "tool_return_message": _TOOL}
 
@@ -33,13 +34,19 @@ def event_reader(value: Mapping[str, Any]) -> Reader | None:
         return _openhands
     if inner in ("request", "response") and isinstance(value.get("parts"), list):
         return _pydantic_ai
+    if isinstance(value.get("Role"), dict) and {"Items", "Content"} & value.keys():
+        return _semantic_kernel
     if isinstance(value.get("message_type"), str):
         return _letta
     if isinstance(value.get("message"), dict) and "content" in value["message"] and "role" in value:  # of Cursor
         return _beside
     if not isinstance(kind, str):  # how goose begins, or an event of ADK without a content
-        about = {"working_dir", "description"} <= value.keys() or {"author", "actions"} <= value.keys()
-        return no_message if about else None
+        if {"id", "timestamp", "instructions"} <= value.keys():  # how a session of Codex began in 2025
+            return _codex_head
+        about = ({"working_dir", "description"}, {"author", "actions"}, {"record_type"})
+        return no_message if any(names <= value.keys() for names in about) else None
+    if kind == "gemini" or (kind in _NOTICES and {"content", "timestamp"} <= value.keys()):
+        return _gemini_cli
     if kind in ("tool_use", "tool_result") and ("tool_id" in value or "tool_use_id" in value):
         return _gemini_stream
     if kind.startswith(("thread.", "turn.", "item.", "session.created", "session.resumed")) and "data" not in value:
@@ -71,6 +78,24 @@ def harmony(message: Message, left_out: Counter[str]) -> list[Any]:
     return [known | ({"content": None, "reasoning_content": text} if message.get("channel") == "analysis" else {})]
 
 
+def microsoft(part: Message, kind: str) -> Message:
+    """A part of Semantic Kernel or Microsoft.Extensions.AI, in the terms of ``messages``."""
+    given = {key[:1].lower() + key[1:]: kept for key, kept in part.items()}
+    kind = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.removesuffix("Content")).lower()
+    if kind == "usage":  # counts of tokens
+        return {"type": "text", "text": ""}
+    names = [given[key] for key in ("pluginName", "functionName") if isinstance(given.get(key), str)]
+    call = given.get("callId", given.get("id"))
+    return given | {"type": kind, "name": given.get("name") or "-".join(names), "call_id": call}
+
+
+def _semantic_kernel(message: Message, left_out: Counter[str]) -> list[Any]:
+    """Of .NET, where names begin with capitals."""
+    parts = [microsoft(part, str(part.get("$type"))) for part in objects(message.get("Items"))]
+    about = {"name": message.get("AuthorName"), "content": parts or message.get("Content")}
+    return [{"role": str(message["Role"].get("Label")).lower()} | about]
+
+
 def objects(value: Any) -> list[Message]:
     return [inner for inner in value if isinstance(inner, dict)] if isinstance(value, list) else []
 
@@ -81,7 +106,7 @@ def shown(value: Any, plain: tuple[type, ...] = (str,)) -> Any:
 
 def _within(value: Mapping[str, Any]) -> Message:
     """The message that a value holds beside what is known of it; empty where it holds none."""
-    key = "message" if value.get("type") == "message" or "contextItems" in value else ""
+    key = "message" if value.get("type") == "message" or {"contextItems", "message_id"} & value.keys() else ""
     key = "content" if "author" in value else key
     inner = value.get(key)
     if "author" in value and isinstance(inner, dict) and inner.get("role") is None:
@@ -165,6 +190,24 @@ def _letta(message: Message, left_out: Counter[str]) -> list[Any]:
     return [{"role": _LETTA[kind], "content": content, "is_error": message.get("status") == "error"}]
 
 
+def _gemini_cli(line: Message, left_out: Counter[str]) -> list[Any]:
+    if line["type"] != "gemini":
+        return no_message(line, left_out)
+    calls = objects(line.get("toolCalls"))
+    thoughts = [f"{one.get('subject')}: {one.get('description')}" for one in objects(line.get("thoughts"))]
+    message = {"role": _AGENT, "content": line.get("content"), "tool_calls": calls}
+    seen = [
+        {
+            "role": _TOOL,
+            "content": call.get("result") or call["resultDisplay"],
+            "is_error": call.get("status") == "error",
+        }
+        for call in calls
+        if call.get("result") or isinstance(call.get("resultDisplay"), str)
+    ]
+    return [message | {"reasoning_content": "\n\n".join(thoughts)}, *seen]
+
+
 def _gemini_stream(line: Message, left_out: Counter[str]) -> list[Any]:
     if line["type"] == "tool_use":
         return _tool(line.get("tool_name"), line.get("parameters"), None)
@@ -172,6 +215,11 @@ def _gemini_stream(line: Message, left_out: Counter[str]) -> list[Any]:
     failed |= line.get("is_error") is True
     given = line.get("error") if failed and line.get("error") else line.get("output", line.get("content", ""))
     return [{"role": _TOOL, "content": shown(given, (str, list)), "is_error": failed}]
+
+
+def _codex_head(line: Message, left_out: Counter[str]) -> list[Any]:
+    given = line["instructions"]
+    return [{"role": _SYSTEM, "content": given}] if isinstance(given, str) else no_message(line, left_out)
 
 
 def _codex_stream(line: Message, left_out: Counter[str]) -> list[Any]:

@@ -19,7 +19,7 @@ AGENT, WORLD, SYSTEM = "agent", "world", "system"
 _NAMES = {
     AGENT: "assistant model ai gpt chatbot chatgpt bot agent aimessage aimessagechunk tool-call",
     WORLD: "user tool function human humanmessage toolmessage tool_result toolresult tool-response tool_response "
-    "observation function_response function_call_output ipython",
+    "observation function_response function_call_output ipython environment env",
     SYSTEM: "system developer systemmessage",
 }
 SPEAKERS = {name: speaker for speaker, names in _NAMES.items() for name in names.split()}
@@ -50,7 +50,9 @@ _ABOUT = (
     "usage usage_metadata response_metadata provider_specific_fields metadata providerMetadata logprobs tokens cost"
 )
 _ABOUT += " tool_call_ids cache_control extra extras info timing raw_data token_ids thinking_blocks error meta _meta"
-_NO_PARTS = frozenset(_ABOUT.split())  # fields with lists and objects that are no part of what was said
+_NO_PARTS = frozenset(
+    (*_ABOUT.split(), "generation_logprobs")
+)  # fields with lists and objects that are no part of what was said
 _IDS = ("call_id", "tool_call_id", "tool_use_id", "toolUseId", "toolCallId", "id")  # of calls
 _REDACTED = "redacted-by-litellm"  # what LiteLLM writes in place of a text
 _BESIDE = (

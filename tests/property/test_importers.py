@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from real_envs.importers.containers import contained, gemini_session, sessions, stream
+from real_envs.importers.containers import contained
 from real_envs.importers.drafts import Reading, finish
 from real_envs.importers.formats import FORMATS, Imported, find_format, read
 from real_envs.importers.records import Record
+from real_envs.importers.sessions import gemini_session, sessions, stream
 from real_envs.store.codec import FieldError, decode, encode
 
 KEYS = """

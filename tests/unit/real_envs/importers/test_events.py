@@ -164,6 +164,25 @@ LINES: dict[str, list[dict[str, Any]]] = {
         event("ObservationEvent", "environment", observation={"content": [text(SEEN)], "is_error": False}),
         event("MessageEvent", "agent", llm_message=agent([text(SAID)])),
     ],
+    "strands": [
+        {"message_id": i, "created_at": "t", "message": message}
+        for i, message in enumerate((
+            user([{"text": ASKED}]),
+            agent([{"reasoningContent": {"reasoningText": {"text": THOUGHT}}},
+                   {"toolUse": {"toolUseId": "c", "name": "ls", "input": GIVEN}}]),
+            user([{"toolResult": {"toolUseId": "c", "status": "success", "content": [{"text": SEEN}]}}]),
+            agent([{"text": SAID}]),
+        ))
+    ],
+    "codex of 2025": [
+        {"id": "s", "timestamp": "t", "instructions": None},
+        {"record_type": "state"},
+        user([{"type": "input_text", "text": ASKED}]) | {"type": "message"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": THOUGHT}]},
+        CALL | {"type": "function_call"},
+        {"type": "function_call_output", "output": SEEN},
+        agent([{"type": "output_text", "text": SAID}]) | {"type": "message"},
+    ],
     "letta": [
         {"message_type": "user_message", "content": ASKED},
         {"message_type": "reasoning_message", "reasoning": THOUGHT},
@@ -175,6 +194,7 @@ LINES: dict[str, list[dict[str, Any]]] = {
 COUNTED = {
     "claude's stream": {"line of type system": 1, "line of type result": 1},
     "codex exec": {"line of type thread.started": 1},
+    "codex of 2025": {"line of type session": 2},
     "gemini's stream": {"line of type init": 1, "line of type result": 1},
     "copilot": {"line of type session.start": 1, "line of a sub-agent": 1},
     "pi": {"line of type session": 1, "line of type model_change": 1},
@@ -226,6 +246,40 @@ RECORDS: dict[str, Any] = {
         {"role": "tool", "contents": [{"type": "function_result", "call_id": "c", "result": SEEN}]},
         {"role": "assistant", "contents": [text(SAID)]},
     ]},
+    "semantic kernel": {"messages": [
+        {"role": "user", "content_type": "message", "items": [{"content_type": "text", "text": ASKED}]},
+        {"role": "assistant", "items": [{"content_type": "reasoning", "text": THOUGHT},
+                                        CALL | {"content_type": "function_call", "plugin_name": None}]},
+        {"role": "tool", "items": [{"content_type": "function_result", "id": "c", "name": "ls", "result": SEEN}]},
+        {"role": "assistant", "items": [{"content_type": "text", "text": SAID}], "finish_reason": "stop"},
+    ]},
+    "semantic kernel of .NET": [
+        {"Role": {"Label": "user"}, "Items": [{"$type": "TextContent", "Text": ASKED}]},
+        {"Role": {"Label": "Assistant"}, "Items": [
+            {"$type": "ReasoningContent", "Text": THOUGHT},
+            {"$type": "FunctionCallContent", "Id": "c", "FunctionName": "ls", "Arguments": GIVEN}]},
+        {"Role": {"Label": "tool"}, "Items": [{"$type": "FunctionResultContent", "CallId": "c", "Result": SEEN}]},
+        {"Role": {"Label": "assistant"}, "Items": [{"$type": "TextContent", "Text": SAID}]},
+    ],
+    "microsoft's extensions": [
+        {"role": "user", "contents": [{"$type": "text", "text": ASKED}]},
+        {"role": "assistant", "contents": [
+            {"$type": "reasoning", "text": THOUGHT}, {"$type": "usage", "details": {"inputTokenCount": 9}},
+            {"$type": "functionCall", "callId": "c", "name": "ls", "arguments": GIVEN}]},
+        {"role": "tool", "contents": [{"$type": "functionResult", "callId": "c", "result": SEEN}]},
+        {"role": "assistant", "contents": [{"$type": "text", "text": SAID}]},
+    ],
+    "a team of autogen": {"type": "TeamState", "agent_states": {
+        "manager": {"type": "RoundRobinManagerState", "message_thread": []},
+        "solver": {"agent_state": {"llm_context": {"messages": [
+            {"type": "UserMessage", "source": "planner", "content": ASKED},
+            {"type": "AssistantMessage", "source": "solver", "content": [CALL], "thought": THOUGHT},
+            {"type": "FunctionExecutionResultMessage", "content": [{"call_id": "c", "content": SEEN}]},
+            {"type": "AssistantMessage", "source": "solver", "content": SAID}]}}}}},
+    "rllm": {"id": "t:0", "is_correct": True, "termination_reason": "unknown", "trajectories": [{"steps": [
+        {"chat_completions": [user(ASKED), agent(tool_calls=[CALL], reasoning=THOUGHT)], "action": "ls"},
+        {"chat_completions": [user(ASKED), agent(tool_calls=[CALL]), {"role": "env", "content": SEEN}, agent(SAID)]},
+    ]}]},
     "pydantic ai": [
         {"kind": "request", "parts": [part("user-prompt", content=ASKED)]},
         {"kind": "response", "parts": [part("thinking", content=THOUGHT),
