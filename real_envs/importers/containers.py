@@ -76,7 +76,8 @@ def container_of(value: Any) -> str:
         return "trajectory of DSPy"
     if isinstance(value.get("agent_states"), dict):
         return "agent_states of AutoGen"
-    if isinstance(value.get("mapping"), dict) and "current_node" in value:
+    nodes = value["mapping"].values() if isinstance(value.get("mapping"), dict) else ()
+    if nodes and all(isinstance(node, dict) and {"message", "parent"} & node.keys() for node in nodes):
         return "mapping of ChatGPT's export"
     if "nodes" in lists and "task" in value:
         return "nodes of verifiers"
@@ -222,7 +223,9 @@ def _conversation(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Of ChatGPT's export: a tree, of which the user left one path."""
     nodes = {str(key): node for key, node in value["mapping"].items() if isinstance(node, dict)}
     said = {key: node["message"] for key, node in nodes.items() if isinstance(node.get("message"), dict)}
-    path = path_to({key: str(node.get("parent")) for key, node in nodes.items()}, str(value["current_node"]))
+    above = {key: str(node.get("parent")) for key, node in nodes.items()}
+    leaves = [str(value["current_node"])] if value.get("current_node") else nodes.keys() - set(above.values())
+    path = max((path_to(above, leaf) for leaf in sorted(leaves)), key=len, default=[])
     given = [said.pop(key) for key in path if key in said]
     about = (message["metadata"] for message in given if isinstance(message.get("metadata"), dict))
     model = next(filter(None, (one.get("model_slug") for one in about)), None)
@@ -232,7 +235,7 @@ def _conversation(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _of_chatgpt(message: Mapping[str, Any]) -> dict[str, Any]:
     author, content = (message[key] if isinstance(message.get(key), dict) else {} for key in ("author", "content"))
-    role, to, kind = author.get("role"), message.get("recipient") or "all", str(content.get("content_type"))
+    role, to, kind = author.get("role"), message.get("recipient") or "all", str(content.get("content_type", "text"))
     if kind not in _CHATGPT:
         return {"role": role, "content": [{"type": kind}]}  # unknown, and refused
     given = [content.get(key) for key in _CHATGPT[kind].split()]

@@ -42,13 +42,17 @@ _AUTOGEN = (
     "FunctionExecutionResultMessage",
 )
 _SMOLAGENTS = ({"step_number", "model_output"}, {"task", "task_images"}, {"plan", "model_output_message"})
-_NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction", "mcp_approval_request")
+_NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction", "mcp_approval_request", "summary")
 _STREAM = ("system", "user", "assistant", "result", "stream_event", "rate_limit_event")  # of `claude -p`
 _NOTES = ("queue-operation", "system")  # lines of a session that have a content
 # parts that are no text of anybody; the first two say nothing at all
 _NO_PARTS = (
     *("step-start", "step-finish", "reference", "container_upload", "compaction", "non_standard", "snapshot", "patch"),
     *("agent", "retry", "subtask", "tool-approval-request", "redactedThinking"),
+)
+_CONTENTS = (  # where the content of a message is, if not there
+    *("value", "text", "system_prompt", "message", "blocks", "contents", "items", "_content"),
+    *("result", "output", "response", "tool_output"),
 )
 _CALLED = ("tool_use", "function_call", "tool_call")
 
@@ -103,7 +107,7 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
         return _codex
     if "role" in value:
         role = str(value["role"])
-        if isinstance(value.get("message"), dict):
+        if isinstance(value.get("message"), dict) or "tool_messages" in value:
             return event_reader(value)
         if role == _ASSISTANT and ("channel" in value or value.get("recipient") not in NO_TOOLS):
             return harmony
@@ -282,8 +286,8 @@ def _with_role(message: Any) -> Any:
         made["content"] = given["parts"]
         made.pop("toolInvocations", None)
     if made.get("content") in (None, []):
-        keys = ("value", "text", "system_prompt", "message", "blocks", "contents", "items", "_content")
-        made["content"] = next((made.pop(key) for key in keys if made.get(key) is not None), made.get("content"))
+        if key := next((key for key in _CONTENTS if made.get(key) is not None), ""):
+            made["content"] = made.pop(key)
     elif isinstance(made["content"], list):
         made.pop("text", None)  # of Claude's export: the texts of its content once more
     if (results := made.pop("tool_results", None)) is not None:

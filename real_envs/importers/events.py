@@ -30,6 +30,8 @@ def event_reader(value: Mapping[str, Any]) -> Reader | None:
     kind, inner = value.get("type"), value.get("kind")
     if _within(value):
         return _wrapped
+    if isinstance(value.get("tool_messages"), list):  # of tau2-bench
+        return _together
     if isinstance(inner, str) and "source" in value and (inner.endswith("Event") or inner == "Condensation"):
         return _openhands
     if inner in ("request", "response") and isinstance(value.get("parts"), list):
@@ -127,6 +129,10 @@ def _wrapped(value: Message, left_out: Counter[str]) -> list[Any]:
     left_out["context item"] += len(beside)
     reason = message.pop("stopReason", None)
     return [message | ({"stop_reason": reason} if reason else {})]
+
+
+def _together(message: Message, left_out: Counter[str]) -> list[Any]:
+    return list(message["tool_messages"])
 
 
 def _tool(name: Any, given: Any, answer: Any, failed: bool = False) -> list[Any]:

@@ -26,7 +26,18 @@ from real_envs.importers.containers import contained, container_of, not_read
 from real_envs.importers.dialects import is_message, is_session, spoken
 from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, outcome
 from real_envs.importers.ends import ending_of
-from real_envs.importers.messages import AGENT, SYSTEM, Parts, calls_of, decoded, read_message, system_text
+from real_envs.importers.messages import (
+    AGENT,
+    SPEAKERS,
+    SYSTEM,
+    USERS,
+    WORLD,
+    Parts,
+    calls_of,
+    decoded,
+    read_message,
+    system_text,
+)
 from real_envs.importers.records import Record, Sample, json_records
 from real_envs.importers.sessions import GEMINI_CLI, gemini_session, sessions, stream
 from real_envs.store.codec import FieldError
@@ -43,6 +54,8 @@ _ANSWERED = re.compile(  # what a tool gave, between texts of the model
     r"<(information|interpreter|observation|(?:tool|function|execution|search|code)_(?:output|result|response)s?)>.*?</\1>",
     re.DOTALL,
 )
+# what an agent wrote, and what its program added below it, as CrewAI logs them
+_OBSERVED = re.compile(r"(.*^Action Input:.*?)^Observation:[^\S\n]*(.*)\Z", re.DOTALL | re.MULTILINE)
 _MASKS = ("loss_mask", "response_mask", "completion_mask", "env_mask", "tool_mask")  # 1 where the model wrote a token
 _TEXTS = (*_ROLLOUTS, ("input_prompt", "output_response"))
 _KNOWN = ("task_id", "reward", "success", "user_scenario")
@@ -86,7 +99,13 @@ class OpenaiChat(Format):
         records = json_records(path)
         first = next(records, None)
         records = chain(() if first is None else (first,), records)
-        if first is not None and is_message(first.value) and not is_session(first.value):
+        if first is not None and _update(first.value):
+            lines = list(records)
+            updates = [_update(line.value) for line in lines]
+            whole = all(updates) and any(_role_of(update[0]) == WORLD for update in updates)
+            dialogue = Record("the file", {"messages": [message for update in updates for message in update]})
+            yield from (dialogue,) if whole else contained(latest_states(iter(lines)))
+        elif first is not None and is_message(first.value) and not is_session(first.value):
             lines = list(records)
             if isinstance(lines[-1].value, FieldError):  # the log broke off there
                 yield lines.pop()
@@ -106,6 +125,20 @@ class OpenaiChat(Format):
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         return chat_draft(value, reading)
+
+
+def _update(value: Any) -> list[Any]:
+    """What a node of LangGraph added to the messages, ``{"agent": {"messages": [...]}}``, if no user wrote it."""
+    inner = next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else None
+    messages = inner.get("messages") if isinstance(inner, dict) else None
+    new = isinstance(messages, list) and _begins(messages) and _role_of(messages[0]) is not None
+    return messages if new and isinstance(messages, list) else []
+
+
+def _role_of(message: Any) -> str | None:
+    """Who speaks, if that is the agent or one of its tools."""
+    role = str(_role(next(iter(spoken(message)[0]), None))).lower()
+    return SPEAKERS.get(role) if role not in USERS and SPEAKERS.get(role) != SYSTEM else None
 
 
 def _list_of_chats(value: Any) -> str:
@@ -304,7 +337,21 @@ def _each(key: str, messages: list[Any], dialogue: Dialogue) -> Iterator[tuple[s
         for part in value if isinstance(value, list) else (value,):
             plain, left_out = spoken(part)
             dialogue.left_out.update(left_out)
-            yield from ((f"{key}[{i}]", message) for message in plain)
+            alone = i + 1 == len(messages) or _role(messages[i + 1]) == "assistant"
+            for message in plain:
+                found = (
+                    _OBSERVED.match(str(message.get("content"))) if alone and _role(message) == "assistant" else None
+                )
+                if found and re.search(r"^(?:Thought|Action|Final Answer):", found[2], re.MULTILINE):
+                    raise FieldError(f"{key}[{i}]", "is a text of several actions and observations: log messages")
+                if found:
+                    yield f"{key}[{i}]", {**message, "content": found[1].strip()}
+                    message = {"role": "tool", "content": found[2].strip()}
+                yield f"{key}[{i}]", message
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
 
 
 def told_of_texts(record: Mapping[str, Any]) -> str:

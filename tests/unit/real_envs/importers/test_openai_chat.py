@@ -84,6 +84,57 @@ def test_a_text_that_holds_answers_of_tools_is_no_action(tmp_path: Path, more: d
         )
 
 
+@pytest.mark.parametrize(
+    ("message", "read"),
+    [
+        ({"role": "tool", "output": "42"}, "42"),
+        ({"role": "tool", "result": {"a": 1}}, '{"a": 1}'),
+        ({"role": "tool", "stdout": "42"}, None),
+        ({"role": "tool", "id": "c", "finished_at": "today"}, ""),
+    ],
+)
+def test_an_answer_under_another_name_is_read_or_refused(tmp_path: Path, message: Any, read: str | None) -> None:
+    path = write(tmp_path / "a.jsonl", lines({"messages": [user("Add."), agent("add"), message, agent("42.")]}))
+    episodes, refusals = items(path)
+    assert [episode.turns[0].observation for episode in episodes] == ([] if read is None else [read])
+    assert [refusal.field for refusal in refusals] == ["messages[2].content"] * (read is None)
+
+
+@pytest.mark.parametrize("field", [{"action": "go"}, {"content": None, "tool_call": {"name": "f"}}])
+def test_a_message_whose_action_nobody_knows_is_refused(tmp_path: Path, field: dict[str, Any]) -> None:
+    _, (refusal,) = items(write(tmp_path / "a.jsonl", lines({"messages": [user("?"), {"role": "assistant"} | field]})))
+    assert refusal.field == "messages[1].content"
+
+
+def test_answers_of_tau2_that_stand_in_one_message_are_read(tmp_path: Path) -> None:
+    both = [{"role": "tool", "id": name, "content": name, "requestor": "assistant"} for name in "ab"]
+    calls = agent(tool_calls=[{"id": name, "name": name, "arguments": {}} for name in "ba"])
+    record = {"messages": [user("Hi"), calls, {"role": "tool", "tool_messages": both}, agent("Done.")]}
+    assert steps(only(write(tmp_path / "a.jsonl", lines(record)))) == [("b({})\na({})", "b\na"), ("Done.", "")]
+
+
+def test_what_a_program_wrote_below_an_action_is_its_answer(tmp_path: Path) -> None:
+    acted, said = "Thought: t\nAction: s\nAction Input: 1", agent("Final Answer: 3")
+    path = write(tmp_path / "a.jsonl", lines({"messages": [user("?"), agent(f"{acted}\nObservation: r"), said]}))
+    assert steps(only(path)) == [(acted, "r"), ("Final Answer: 3", "")]
+    made_up = f"{acted}\nObservation: r"  # as the answer shows
+    write(path, lines({"messages": [user("?"), agent(made_up), user("Observation: x"), said]}))
+    assert steps(only(path))[0] == (made_up, "Observation: x")
+    write(path, lines({"messages": [user("?"), agent(f"{made_up}\nThought: k\nFinal Answer: 3")]}))
+    _, (refusal,) = items(path)
+    assert refusal.field == "messages[1]"
+
+
+def test_updates_of_a_graph_are_one_dialogue_where_its_tools_are_among_them(tmp_path: Path) -> None:
+    call = {"type": "ai", "content": "", "tool_calls": [{"name": "f", "args": {}, "id": "c"}]}
+    updates = [{"agent": {"messages": [call]}}, {"tools": {"messages": [{"type": "tool", "content": "r"}]}}]
+    updates.append({"agent": {"messages": [{"type": "ai", "content": "Done."}]}})
+    path = write(tmp_path / "a.jsonl", lines(*updates))
+    assert steps(only(path)) == [("f({})", "r"), ("Done.", "")]
+    episodes, _ = items(write(path, lines(updates[0], updates[2])))
+    assert len(episodes) == 2
+
+
 def test_events_of_a_folder_are_joined_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     _, (refusal,) = items(write(tmp_path / "10.json", {"source": "agent", "action": "run", "args": {"command": "ls"}}))
     assert "sort -V" in refusal.reason
