@@ -219,7 +219,14 @@ def _atif(step: Message, left_out: Counter[str]) -> list[Any]:
     message |= {"reasoning_content": step.get("reasoning_content")} if role == _ASSISTANT else {}
     given = step["observation"].get("results") if isinstance(step.get("observation"), dict) else None
     left_out["trajectory of a sub-agent"] += sum(bool(one.get("subagent_trajectory_ref")) for one in objects(given))
-    seen = [{"role": _TOOL, "content": one["content"]} for one in objects(given) if one.get("content") is not None]
+    if step.get("is_copied_context") and role == _ASSISTANT:  # of an earlier trajectory
+        left_out["copied step"] += 1
+        return []
+    seen = [
+        {"role": _TOOL, "content": one["content"], "tool_call_id": one.get("source_call_id")}
+        for one in objects(given)
+        if one.get("content") is not None
+    ]
     return [*([message] if message["content"] or calls or not seen else []), *seen]
 
 
@@ -384,8 +391,8 @@ def _parts(part: Any, left_out: Counter[str]) -> Iterator[tuple[str, Any]]:
         yield _TOOL if kind in ("tool_result", "tool-result") else _ASSISTANT, part
 
 
-def _result(content: Any, failed: bool = False) -> tuple[str, Message]:
-    return _TOOL, {"type": "tool_result", "content": content, "is_error": failed}
+def _result(content: Any, failed: bool = False, call_id: Any = None) -> tuple[str, Message]:
+    return _TOOL, {"type": "tool_result", "content": content, "is_error": failed, "tool_call_id": call_id}
 
 
 def _of_goose(part: Message) -> tuple[str, Any]:
@@ -395,9 +402,9 @@ def _of_goose(part: Message) -> tuple[str, Any]:
     if part["type"] == "toolRequest" and failed:  # a call that could not be read is its error
         return _ASSISTANT, {"type": "text", "text": shown(inner.get("error"))}
     if part["type"] == "toolRequest":
-        return _ASSISTANT, {**(given if isinstance(given, dict) else {}), "type": "tool_use"}
+        return _ASSISTANT, {**(given if isinstance(given, dict) else {}), "type": "tool_use", "id": part.get("id")}
     whole = isinstance(given, dict) and isinstance(given.get("content"), list)
-    return _result(inner.get("error") if failed else given["content"] if whole else given, failed)
+    return _result(inner.get("error") if failed else given["content"] if whole else given, failed, part.get("id"))
 
 
 def _untyped(part: Message) -> tuple[str, Any]:
@@ -422,7 +429,7 @@ def _untyped(part: Message) -> tuple[str, Any]:
         given = answer.get("response")
         keys = given.keys() if isinstance(given, dict) else set()
         alone = keys in ({"output"}, {"result"}, {"error"})
-        return _result(next(iter(given.values())) if given and alone else given, keys == {"error"})
+        return _result(next(iter(given.values())) if given and alone else given, keys == {"error"}, answer.get("id"))
     if {"inlineData", "inline_data", "fileData", "file_data"} & part.keys():
         return _ASSISTANT, {"type": "file"}
     thought = part.get("thought") is True and isinstance(part.get("text"), str)

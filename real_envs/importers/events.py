@@ -135,9 +135,9 @@ def _together(message: Message, left_out: Counter[str]) -> list[Any]:
     return list(message["tool_messages"])
 
 
-def _tool(name: Any, given: Any, answer: Any, failed: bool = False) -> list[Any]:
+def _tool(name: Any, given: Any, answer: Any, failed: bool = False, call_id: Any = None) -> list[Any]:
     """A call and what it gave, ``None`` where nothing was logged."""
-    call = {"role": _AGENT, "content": None, "tool_calls": [{"name": name, "arguments": given}]}
+    call = {"role": _AGENT, "content": None, "tool_calls": [{"name": name, "arguments": given, "id": call_id}]}
     return [call, *([] if answer is None else [{"role": _TOOL, "content": shown(answer), "is_error": failed}])]
 
 
@@ -154,9 +154,10 @@ def _openhands(event: Message, left_out: Counter[str]) -> list[Any]:
     seen = event["observation"] if isinstance(event.get("observation"), dict) else {}
     if "content" in seen or "output" in seen:
         content = seen["content"] if "content" in seen else shown(seen["output"])
-        return [{"role": _TOOL, "content": content, "is_error": seen.get("is_error") is True}]
+        about = {"is_error": seen.get("is_error") is True, "tool_call_id": event.get("tool_call_id")}
+        return [{"role": _TOOL, "content": content} | about]
     if error := event.get("error") or event.get("rejection_reason"):
-        return [{"role": _TOOL, "content": error, "is_error": True}]
+        return [{"role": _TOOL, "content": error, "is_error": True, "tool_call_id": event.get("tool_call_id")}]
     left_out[f"event {event['kind']}"] += 1
     return []
 
@@ -168,9 +169,10 @@ def _pydantic_ai(message: Message, left_out: Counter[str]) -> list[Any]:
     for part in objects(message["parts"]):
         kind, content = part.get("part_kind"), part.get("content")
         if kind in ("tool-call", "builtin-tool-call"):
-            made += _tool(part.get("tool_name"), part.get("args"), None)
+            made += _tool(part.get("tool_name"), part.get("args"), None, call_id=part.get("tool_call_id"))
         elif kind in ("tool-return", "builtin-tool-return", "retry-prompt") and part.get("tool_name"):
-            made.append({"role": _TOOL, "content": shown(content), "is_error": kind == "retry-prompt"})
+            seen = {"role": _TOOL, "content": shown(content), "is_error": kind == "retry-prompt"}
+            made.append(seen | {"tool_call_id": part.get("tool_call_id")})
         elif kind in ("text", "thinking"):
             key = "content" if kind == "text" else "reasoning_content"
             made.append({"role": _AGENT, "content": None, key: content})
@@ -193,7 +195,8 @@ def _letta(message: Message, left_out: Counter[str]) -> list[Any]:
         left_out[f"line of type {kind}"] += 1
         return []
     content = message.get("content", message.get("tool_return"))
-    return [{"role": _LETTA[kind], "content": content, "is_error": message.get("status") == "error"}]
+    about = {"is_error": message.get("status") == "error", "tool_call_id": message.get("tool_call_id")}
+    return [{"role": _LETTA[kind], "content": content} | about]
 
 
 def _gemini_cli(line: Message, left_out: Counter[str]) -> list[Any]:
@@ -216,11 +219,12 @@ def _gemini_cli(line: Message, left_out: Counter[str]) -> list[Any]:
 
 def _gemini_stream(line: Message, left_out: Counter[str]) -> list[Any]:
     if line["type"] == "tool_use":
-        return _tool(line.get("tool_name"), line.get("parameters"), None)
+        return _tool(line.get("tool_name"), line.get("parameters"), None, call_id=line.get("tool_id"))
     failed = line.get("status") == "error"
     failed |= line.get("is_error") is True
     given = line.get("error") if failed and line.get("error") else line.get("output", line.get("content", ""))
-    return [{"role": _TOOL, "content": shown(given, (str, list)), "is_error": failed}]
+    about = {"is_error": failed, "tool_call_id": line.get("tool_id")}
+    return [{"role": _TOOL, "content": shown(given, (str, list))} | about]
 
 
 def _codex_head(line: Message, left_out: Counter[str]) -> list[Any]:
@@ -294,4 +298,5 @@ def _session_event(line: Message, left_out: Counter[str]) -> list[Any]:
     given: Any = data.get("result") if data.get("success") else data.get("error", data.get("result"))
     if isinstance(given, dict):
         given = next((given[key] for key in ("content", "message") if isinstance(given.get(key), str)), given)
-    return [{"role": _TOOL, "content": shown(given or ""), "is_error": data.get("success") is False}]
+    about = {"is_error": data.get("success") is False, "tool_call_id": data.get("toolCallId")}
+    return [{"role": _TOOL, "content": shown(given or "")} | about]

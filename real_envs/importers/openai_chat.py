@@ -261,10 +261,10 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     dialogue, last, message, used = Dialogue(), Parts(), None, {*_KNOWN, _STATES}
     states = fields.get(_STATES)
     dialogue.left_out["earlier state of the dialogue"] += states if isinstance(states, int) else 0
-    if reading.system and (prompts := [key for key in _PROMPTS if isinstance(fields.get(key), str | list | dict)]):
-        used.add(prompts[0])
-        dialogue.answer(system_text(fields[prompts[0]], prompts[0]))
-    names: set[str] = set()
+    if reading.system and (beside := [key for key in _PROMPTS if isinstance(fields.get(key), str | list | dict)]):
+        used.add(beside[0])
+        dialogue.answer(system_text(fields[beside[0]], beside[0]))
+    names, prompts = set[str](), set[str]()  # of agents, and what system messages said before the first action
     # AutoGen 0.2 logs a dialogue as its user's side holds it, who is its assistant
     first = messages[0] if isinstance(messages[0], dict) else {}
     named = all(isinstance(one, dict) and ("name" in one or str(one.get("role")) not in _OTHER) for one in messages)
@@ -289,7 +289,10 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             names |= {str(value["name"])} if value.get("name") and "role" in value else set()
             dialogue.act(parts.text, parts.thoughts, parts.calls)
             last, message = parts, value
+        elif speaker == SYSTEM and parts.text in prompts:  # with each request, as of Pydantic AI
+            dialogue.left_out["repeated system prompt"] += 1
         elif speaker != SYSTEM or dialogue.turns or reading.system:
+            prompts |= {parts.text} if speaker == SYSTEM and not dialogue.turns else set()
             dialogue.left_out["call of the user's own tool"] += len(own_calls)
             if not own_calls or parts.text:
                 dialogue.answer(parts.text, parts.error, parts.answer_parts)
@@ -359,11 +362,11 @@ def told_of_texts(record: Mapping[str, Any]) -> str:
     texts = {key: text for key, text in record.items() if isinstance(text, str)}
     if name := next((key for key, text in texts.items() if _TEMPLATE.search(text)), ""):
         return f"holds the text of a chat template in '{name}', where nobody can tell who wrote what: log messages"
-    prompt, answer = next((pair for pair in _TEXTS if texts.keys() >= set(pair)), ("", ""))
+    prompt, answer = next((pair for pair in _TEXTS if pair[0] in record and pair[1] in texts), ("", ""))
     if answer and _is_of_several(record, texts[answer]):
         return f"holds texts of the agent and its world in '{answer}', and nobody can tell who wrote what: log messages"
     rename = "where it is one message, name them 'prompt' and 'completion', else log messages"
-    return f"holds a prompt and what followed as texts, '{prompt}' and '{answer}': {rename}" if answer else ""
+    return f"holds a prompt and what followed as a text, '{prompt}' and '{answer}': {rename}" if answer else ""
 
 
 def _is_of_several(record: Mapping[str, Any], text: str) -> bool:

@@ -63,13 +63,14 @@ _PATHS = {
     "error": "error error_str statusMessage status_message status.message status.description",
     "asked": "inputs span_data.input attributes.gen_ai.input.messages attributes.gen_ai.prompt "
     "attributes.llm.input_messages attributes.ai.prompt.messages messages proxy_server_request.messages "
-    "proxy_server_request.body.messages attributes.mlflow.spanInputs request_body.messages request_body input "
+    "proxy_server_request.body.messages attributes.mlflow.spanInputs request_body input "
     "attributes.input.value",
     "answered": "outputs span_data.output span_data.response attributes.gen_ai.output.messages "
     "attributes.gen_ai.completion attributes.llm.output_messages attributes.ai.response "
     "attributes.mlflow.spanOutputs response_body attributes.gen_ai.tool.call.result attributes.ai.toolCall.result "
     "response output attributes.output.value attributes.traceloop.entity.output",
 }
+_SYSTEM = "attributes.gen_ai.system_instructions answered.instructions proxy_server_request.body.system"
 _CAPTURED = "attributes.gen_ai.input.messages attributes.gen_ai.prompt attributes.llm.input_messages"
 _KINDS = {
     **dict.fromkeys(("llm", "generation", "chat", "chat_model", "text_completion", "generate_content"), MODEL),
@@ -165,6 +166,10 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
     events = value["events"] if isinstance(value.get("events"), list) else []
     logged = [event.get("attributes") for event in events if isinstance(event, dict)]  # prompts, of some
     value = value | {"attributes": _nested([*logged, decoded(value.get("attributes"))])}
+    inside = decoded(_at(value, "attributes.events"))  # of Pydantic AI
+    for event in inside if isinstance(inside, list) else ():
+        if isinstance(event, dict):
+            events = [*events, {"name": event.get("event.name"), "attributes": {"gen_ai.event.content": event}}]
     if "run_type" in value:
         value = value | {"session_id": None}  # the project
     fields = {name: _at(value, paths) for name, paths in _PATHS.items()}
@@ -187,7 +192,7 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
         asked, answered = _of_events(events)
         span.asked, span.answered = span.asked or asked, span.answered or answered
         span.answered = decoded(span.answered)
-        system = _at({"answered": span.answered} | value, "attributes.gen_ai.system_instructions answered.instructions")
+        system = _at({"answered": span.answered} | value, _SYSTEM)
         span.asked = _with_roles(_messages(span.asked, "user", span.left_out))
         span.asked[:0] = [{"role": "system", "content": decoded(system)}] if system else []
         if isinstance(span.answered, dict) and "toolCalls" in span.answered:  # of the AI SDK

@@ -389,3 +389,57 @@ def test_errors_of_tools_are_marked(tmp_path: Path) -> None:
     ):
         episode = only_of(tmp_path, {"messages": [user(ASKED), calls, answer, agent(SAID)]})
         assert (steps(episode)[0][1], episode.turns[0].info["log.is_error"]) == ("no", True)
+
+
+def call_of(name: str) -> dict[str, Any]:
+    return {"id": name, "name": name, "arguments": {}}
+
+
+PARALLEL: dict[str, list[Any]] = {
+    "atif": [{"step_id": 1, "source": "user", "message": ASKED},
+             {"step_id": 2, "source": "agent", "message": "",
+              "tool_calls": [{"tool_call_id": n, "function_name": n, "arguments": {}} for n in "ab"],
+              "observation": {"results": [{"source_call_id": n, "content": n.upper()} for n in "ba"]}},
+             {"step_id": 3, "source": "agent", "message": "Old.", "is_copied_context": True}],
+    "copilot": [{"type": "user.message", "data": {"content": ASKED}},
+                {"type": "assistant.message", "data": {"toolRequests": list(map(call_of, "ab"))}},
+                *({"type": "tool.execution_complete", "data": {"success": True, "toolCallId": n, "result": n.upper()}}
+                  for n in "ba")],
+    "gemini": [{"role": "user", "parts": [{"text": ASKED}]},
+               {"role": "model", "parts": [{"functionCall": {"id": n, "name": n, "args": {}}} for n in "ab"]},
+               {"role": "user", "parts": [{"functionResponse": {"id": n, "response": {"output": n.upper()}}}
+                                          for n in "ba"]}],
+    "gemini's stream": [{"type": "message", "role": "user", "content": ASKED},
+                        *({"type": "tool_use", "tool_id": n, "tool_name": n, "parameters": {}} for n in "ab"),
+                        *({"type": "tool_result", "tool_id": n, "output": n.upper()} for n in "ba")],
+    "goose": [user([text(ASKED)]),
+              agent([{"type": "toolRequest", "id": n, "toolCall": {"value": {"name": n, "arguments": {}}}}
+                     for n in "ab"]),
+              user([{"type": "toolResponse", "id": n, "toolResult": {"value": [text(n.upper())]}} for n in "ba"])],
+    "letta": [{"message_type": "user_message", "content": ASKED},
+              *({"message_type": "tool_call_message", "tool_call": call_of(n)} for n in "ab"),
+              *({"message_type": "tool_return_message", "tool_call_id": n, "tool_return": n.upper()} for n in "ba")],
+    "openhands": [event("MessageEvent", "user", llm_message=user([text(ASKED)])),
+                  *(event("ActionEvent", "agent", tool_call=call_of(n)) for n in "ab"),
+                  *(event("ObservationEvent", "environment", tool_call_id=n, observation={"content": n.upper()})
+                    for n in "ba")],
+    "pydantic ai": [
+        {"kind": "request", "instructions": "", "parts": [part("user-prompt", content=ASKED)]},
+        {"kind": "response", "parts": [part("tool-call", tool_name=n, args={}, tool_call_id=n) for n in "ab"]},
+        {"kind": "request", "parts": [part("tool-return", tool_name=n, tool_call_id=n, content=n.upper())
+                                      for n in "ba"]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", PARALLEL)
+def test_answers_to_calls_made_at_once_stand_in_the_order_of_the_calls(tmp_path: Path, program: str) -> None:
+    episode = only_of(tmp_path, *PARALLEL[program])
+    assert (episode.start, steps(episode)) == (ASKED, [("a({})\nb({})", "A\nB")])
+    assert left_out(episode) == ({"copied step": 1} if program == "atif" else {})
+
+
+def test_instructions_that_stand_in_each_request_are_read_once(tmp_path: Path) -> None:
+    told = [{**message, "instructions": "Be brief."} for message in RECORDS["pydantic ai"]]
+    episode = only_of(tmp_path, told, name="log.json")
+    assert (episode.start, steps(episode)) == (f"Be brief.\n\n{ASKED}", STEPS)
+    assert sum(left_out(episode).values()) == 3

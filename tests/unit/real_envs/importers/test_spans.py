@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.imported import left_out, only, only_of, steps, write
+from tests.support.imported import agent, left_out, only, only_of, steps, user, write
 
 STEPS = [('look({"at": 1})', "a box"), ("In the box.", "")]
 
@@ -69,3 +70,22 @@ def test_of_several_choices_of_a_call_the_first_is_read(tmp_path: Path) -> None:
     log |= {"attributes": [{"key": key, "value": value(given)} for key, given in details.items()]}
     episode = only(write(tmp_path / "logs.json", {"resourceLogs": [{"scopeLogs": [{"logRecords": [log]}]}]}))
     assert (steps(episode), left_out(episode)) == ([("Yo", "")], {"other answer": 1})
+
+
+def test_events_in_an_attribute_are_the_messages_of_a_call(tmp_path: Path) -> None:
+    events = [
+        {"event.name": "gen_ai.user.message", "role": "user", "content": "Hi", "gen_ai.message.index": 0},
+        {"event.name": "gen_ai.choice", "index": 0, "message": {"role": "assistant", "content": "Yo"}},
+    ]
+    attributes = {"gen_ai.operation.name": "chat", "events": json.dumps(events)}
+    episode = only_of(tmp_path, {"trace_id": "t", "span_id": "s", "attributes": attributes})
+    assert (episode.start, steps(episode)) == ("Hi", [("Yo", "")])
+
+
+def test_a_system_prompt_beside_the_messages_of_a_request_is_read(tmp_path: Path) -> None:
+    body, said = {"system": "Be brief.", "messages": [user("Hi")]}, {"role": "assistant", "content": "Yo"}
+    helicone = {"request_id": "r", "request_body": body, "response_body": said}
+    litellm = {"messages": [user("Hi")], "call_type": "anthropic_messages", "proxy_server_request": {"body": body}}
+    for record in (helicone, litellm | {"response": {"choices": [{"message": agent("Yo")}]}}):
+        episode = only_of(tmp_path, record)
+        assert (episode.start, steps(episode)) == ("Be brief.\n\nHi", [("Yo", "")])
