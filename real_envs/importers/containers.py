@@ -1,5 +1,5 @@
-"""Files that hold chats in another form: sessions of Claude Code and Gemini's CLI, samples of Inspect, results of
-tau2-bench, trajectories of ATIF and DSPy, trees of ChatGPT's export and of verifiers, steps of LangChain's executor,
+"""Records that hold chats in another form: samples of Inspect, results of tau2-bench, trajectories of ATIF and DSPy,
+trees of ChatGPT's export and of verifiers, steps of LangChain's executor, episodes of rLLM, states of AutoGen's teams,
 rollouts of Atropos and NeMo Gym.
 
 Of logs that are known and not read, ``not_read`` says what they are.
@@ -8,15 +8,14 @@ Of logs that are known and not read, ``not_read`` says what they are.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from real_envs.importers.records import Record
+from real_envs.importers.sessions import path_to
 from real_envs.store.codec import FieldError
 
 _VERDICTS = {"C": True, "I": False, "N": False}  # of Inspect's scorers
-GEMINI_CLI = {"sessionId", "startTime"}
 _CHATGPT = {  # where the parts of a content are, by its type
     **{"text": "parts", "multimodal_text": "parts", "code": "text", "execution_output": "text", "thoughts": "thoughts"},
     **{"system_error": "text", "tether_browsing_display": "result", "tether_quote": "text", "reasoning_recap": ""},
@@ -29,6 +28,11 @@ _NOT_READ = {  # by fields of a record, or of its first message
     "cum_reward n_steps": "AgentLab's summaries of runs, whose steps are pickles, which could run code when read",
     "task_name agent status": "logs of CrewAI, without answers of tools",
     "input output gts": "verl's dumps of a chat template's text: log messages",
+    "ts say": "lists of what Cline's window showed: import its api_conversation_history.json",
+    "step_num screenshot_file": "steps of OSWorld, whose observations are pictures",
+    "goal steps summary_info": "steps of AgentRewardBench, whose observations are pages apart from the answers",
+    "n_resolved results": "results of Terminal-Bench, without what its agents did",
+    "eval_set_id eval_cases": "cases of ADK, which say what an agent should do: import its sessions",
     "role thread_id": "lists of OpenAI's Assistants, newest first",
     "choices object, custom_id response": "single answers of a model, without what it was asked",
 }
@@ -59,6 +63,8 @@ def container_of(value: Any) -> str:
         return "samples of Inspect"
     if "steps" in lists and str(value.get("schema_version")).startswith("ATIF"):
         return "steps of ATIF"
+    if _of_rllm(value):
+        return f"{'trajectories' if 'trajectories' in lists else 'steps'} of rLLM"
     given, asked, answered = map(value.get, ("messages", "responses_create_params", "response"))
     if isinstance(given, list) and given and all(map(_chat, given)):
         return "messages of several rollouts"
@@ -68,7 +74,10 @@ def container_of(value: Any) -> str:
         return "intermediate_steps of LangChain"
     if isinstance(value.get("trajectory"), dict) and "tool_name_0" in value["trajectory"]:
         return "trajectory of DSPy"
-    if isinstance(value.get("mapping"), dict) and "current_node" in value:
+    if isinstance(value.get("agent_states"), dict):
+        return "agent_states of AutoGen"
+    nodes = value["mapping"].values() if isinstance(value.get("mapping"), dict) else ()
+    if nodes and all(isinstance(node, dict) and {"message", "parent"} & node.keys() for node in nodes):
         return "mapping of ChatGPT's export"
     if "nodes" in lists and "task" in value:
         return "nodes of verifiers"
@@ -159,20 +168,64 @@ def _trajectories(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield from _trajectories(inner)
 
 
-def _path(above: Mapping[Any, Any], leaf: Any) -> list[Any]:
-    """The nodes of a tree from its root to a leaf."""
-    path: dict[Any, None] = {}
-    while leaf in above and leaf not in path:
-        path[leaf] = None
-        leaf = above[leaf]
-    return list(path)[::-1]
+def _team(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of a team of AutoGen: what each of its agents read and said. Raises ``FieldError``: it holds no such dialogue."""
+    states = {name: one["agent_state"] for name, one in value["agent_states"].items() if _holds(one, "agent_state")}
+    contexts = {name: state["llm_context"] for name, state in states.items() if _holds(state, "llm_context")}
+    if not contexts:
+        raise FieldError("agent_states", "have no 'llm_context': no agent says what it read")
+    for name, context in contexts.items():
+        yield {"messages": context.get("messages"), "agent": name}
+
+
+def _holds(value: Any, key: str) -> bool:
+    return isinstance(value, dict) and isinstance(value.get(key), dict)
+
+
+def _of_rllm(value: Mapping[str, Any]) -> bool:
+    """Whether it is an episode of rLLM, or one of its trajectories: steps with the dialogue so far."""
+    inner = value.get("trajectories", [value])
+    steps = inner[0].get("steps") if isinstance(inner, list) and inner and isinstance(inner[0], dict) else None
+    return isinstance(steps, list) and bool(steps) and isinstance(steps[0], dict) and "chat_completions" in steps[0]
+
+
+def _rllm(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A dialogue a trajectory. Raises ``FieldError``: a step does not go on from the one before it."""
+    trajectories, name = value.get("trajectories", [value]), value.get("id")
+    about = {"task_id": str(name).partition(":")[0] if name else None, "success": value.get("is_correct")}
+    about["termination_reason"] = value.get("termination_reason")
+    for number, trajectory in enumerate(trajectories):
+        steps, messages = trajectory.get("steps") if isinstance(trajectory, dict) else None, list[Any]()
+        for i, step in enumerate(steps if isinstance(steps, list) else ()):
+            chat, at = step.get("chat_completions") if isinstance(step, dict) else None, f"steps[{i}].chat_completions"
+            # earlier thoughts may be cut
+            if not isinstance(chat, list) or list(map(_said, chat[: len(messages)])) != list(map(_said, messages)):
+                raise FieldError(at, "is not the dialogue of the step before with more messages")
+            messages += chat[len(messages) :]
+            if messages and isinstance(messages[-1], dict) and trajectory.get("reward") is None:
+                messages[-1] = {**messages[-1], "reward": step.get("reward")}
+        given = {"messages": messages, "agent": trajectory.get("name"), "trajectories": None, "steps": None}
+        yield (
+            {**value, **trajectory}
+            | about
+            | given
+            | {"id": f"{name}/{number}" if name and len(trajectories) > 1 else name}
+        )
+
+
+def _said(message: Any) -> Any:
+    """Who speaks, and what the world says: of the agent's messages nothing is compared."""
+    given = message if isinstance(message, dict) else {}
+    return given.get("role"), None if given.get("role") == "assistant" else given.get("content")
 
 
 def _conversation(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Of ChatGPT's export: a tree, of which the user left one path."""
     nodes = {str(key): node for key, node in value["mapping"].items() if isinstance(node, dict)}
     said = {key: node["message"] for key, node in nodes.items() if isinstance(node.get("message"), dict)}
-    path = _path({key: str(node.get("parent")) for key, node in nodes.items()}, str(value["current_node"]))
+    above = {key: str(node.get("parent")) for key, node in nodes.items()}
+    leaves = [str(value["current_node"])] if value.get("current_node") else nodes.keys() - set(above.values())
+    path = max((path_to(above, leaf) for leaf in sorted(leaves)), key=len, default=[])
     given = [said.pop(key) for key in path if key in said]
     about = (message["metadata"] for message in given if isinstance(message.get("metadata"), dict))
     model = next(filter(None, (one.get("model_slug") for one in about)), None)
@@ -182,7 +235,7 @@ def _conversation(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _of_chatgpt(message: Mapping[str, Any]) -> dict[str, Any]:
     author, content = (message[key] if isinstance(message.get(key), dict) else {} for key in ("author", "content"))
-    role, to, kind = author.get("role"), message.get("recipient") or "all", str(content.get("content_type"))
+    role, to, kind = author.get("role"), message.get("recipient") or "all", str(content.get("content_type", "text"))
     if kind not in _CHATGPT:
         return {"role": role, "content": [{"type": kind}]}  # unknown, and refused
     given = [content.get(key) for key in _CHATGPT[kind].split()]
@@ -202,7 +255,7 @@ def _branches(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Of a graph of verifiers: its longest path."""
     nodes = {i: node for i, node in enumerate(value["nodes"]) if isinstance(node, dict)}
     above = {i: node["parent"] if isinstance(node.get("parent"), int) else None for i, node in nodes.items()}
-    path = max((_path(above, leaf) for leaf in nodes.keys() - set(above.values())), key=len, default=[])
+    path = max((path_to(above, leaf) for leaf in nodes.keys() - set(above.values())), key=len, default=[])
     task, agent = (value[key] if isinstance(value.get(key), dict) else {} for key in ("task", "agent"))
     rewards = value["rewards"].values() if isinstance(value.get("rewards"), dict) else []
     parts = [(one["score"], one.get("weight", 1.0)) for one in rewards if isinstance(one, dict) and one.get("score")]
@@ -213,68 +266,6 @@ def _branches(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     about |= {"task_id": task.get("key") or task.get("hash"), "agent": agent.get("name")}
     others = len(nodes) - len(path)
     yield {"messages": [nodes[at].get("message") for at in path], "messages_of_other_branches": others or None} | about
-
-
-def _chunk(line: Any) -> Any:
-    """A piece of a text, of Kimi Code, as Gemini's CLI writes one."""
-    event = line.get("event") if isinstance(line, dict) else None
-    part = event.get("part") if isinstance(event, dict) else None
-    plain = isinstance(part, dict) and part.get("type") == "text"
-    return {"role": "assistant", "content": part.get("text"), "delta": True} if plain and part else line
-
-
-def _error(line: Any) -> Any:
-    """How a line says that a stream broke off."""
-    kind, status = (line.get("type"), line.get("status")) if isinstance(line, dict) else ("", "")
-    broken = kind in ("turn.failed", "error") or (kind in ("result", "turn_ended") and status not in (None, "success"))
-    return (line.get("error") or line.get("message") or status) if broken else None
-
-
-def stream(lines: list[Any]) -> dict[str, Any]:
-    """Lines of one dialogue, an event each: the path to the last one where they are a tree, and how they broke off."""
-    linked = [one for one in lines if isinstance(one, dict) and {"id", "parentId"} <= one.keys()]
-    above = {str(one["id"]): str(one["parentId"]) for one in linked}
-    left = list[Any]()
-    if above and isinstance(lines[0], dict) and lines[0].get("type") == "session":  # of pi
-        path = set(_path(above, next(reversed(above))))
-        left = [one for one in linked if str(one["id"]) not in path]
-        others = set(map(id, left))
-        lines = [one for one in lines if id(one) not in others]
-    joined: list[Any] = []
-    for line in map(_chunk, lines):
-        before = joined[-1] if joined else None
-        if isinstance(line, dict) and line.get("delta") is True and isinstance(before, dict) and before.get("delta"):
-            joined[-1] = before | {"content": f"{before.get('content')}{line.get('content')}"}
-        else:
-            joined.append(line)
-    error = next(filter(None, map(_error, lines[:-4:-1])), None)
-    return {"messages": joined, "messages_of_other_branches": len(left) or None, "error": error}
-
-
-def gemini_session(records: Iterable[Record]) -> Iterator[Record]:
-    """Of the lines of Gemini's CLI: later ones replace those of the same id, set all, or take some back."""
-    messages: dict[str, Any] = {}
-    rewound, name = 0, ""
-    for record in records:
-        line = record.value
-        if not isinstance(line, dict):
-            yield record if isinstance(line, FieldError) else Record(record.where, FieldError("", "is no object"))
-            continue
-        name = str(line.get("sessionId") or name)
-        update = line["$set"] if isinstance(line.get("$set"), dict) else {}
-        if "$rewindTo" in line:
-            ids, to = list(messages), str(line["$rewindTo"])
-            kept = ids[: ids.index(to) if to in ids else 0]
-            rewound += len(ids) - len(kept)
-            messages = {key: messages[key] for key in kept}
-        elif isinstance(update.get("messages"), list):
-            messages = {
-                str(one.get("id") if isinstance(one, dict) else i): one for i, one in enumerate(update["messages"])
-            }
-        elif "type" in line:
-            messages[str(line.get("id"))] = line
-    value = {"messages": list(messages.values()), "session": name, "rewound_messages": rewound or None}
-    yield Record(f"session {name}", value)
 
 
 def _simulation(file: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,59 +308,16 @@ def _attached(value: Any, texts: Mapping[str, Any]) -> Any:
     return {key: _attached(inner, texts) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
-def sessions(records: Iterable[Record]) -> Iterator[Record]:
-    """The sessions of Claude Code in a file, and their side chains apart, without what a rewind took back."""
-    chains: dict[tuple[str, str], dict[object, Any]] = {}
-    rewound: Counter[tuple[str, str]] = Counter()
-    roots: dict[object, str] = {}
-    session = ""
-    for record in records:
-        line = record.value
-        if not isinstance(line, dict):
-            yield record if isinstance(line, FieldError) else Record(record.where, FieldError("", "is no object"))
-            continue
-        uuid, parent = (line[key] if isinstance(line.get(key), str) else None for key in ("uuid", "parentUuid"))
-        session, side = str(line.get("sessionId") or line.get("session_id") or session), ""
-        if line.get("parent_tool_use_id"):  # of the stream
-            side = str(line["parent_tool_use_id"])
-        if line.get("isSidechain") is True:
-            side = roots[uuid] = str(line.get("agentId") or roots.get(parent, uuid))
-        chain = chains.setdefault((session, side), {})
-        if uuid is not None and uuid in chain:  # copied when a session was resumed
-            continue
-        linked = parent in chain or (parent is None and any(each.get("parentUuid") for each in chain.values()))
-        since = list(chain).index(parent) + 1 if parent in chain else 0
-        for key in list(chain)[since:] if linked and _prompt(line) else ():
-            rewound[session, side] += isinstance(chain.pop(key).get("message"), dict)
-        chain[uuid or len(chain)] = _prompted(line)
-    loose = chains.pop(("", ""), {}) if len(chains) > 1 else {}  # titles, of no session
-    for (name, side), chain in chains.items():
-        messages = [line["message"] for line in chain.values() if isinstance(line.get("message"), dict)]
-        model = next(
-            (message["model"] for message in messages if message.get("model") not in (None, "<synthetic>")), None
-        )
-        value = {"messages": [*loose.values(), *chain.values()], "agent": model, "session": name}
-        if result := next((line for line in chain.values() if line.get("type") == "result"), None):
-            wrong = result.get("is_error") is True and result.get("subtype") == "success"
-            value |= {"stop_condition": result.get("subtype"), "error": result.get("result") if wrong else None}
-        yield Record(f"session {name} {side}".strip(), value | {"rewound_messages": rewound[name, side] or None})
-        loose = {}
+def _steps(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from _rllm(value) if _of_rllm(value) else _trajectories(value)
 
 
-def _prompted(line: dict[str, Any]) -> dict[str, Any]:
-    """The line; what a user wrote while the agent was at work stands in its place as any prompt does."""
-    given = line.get("attachment")
-    queued = isinstance(given, dict) and given.get("type") == "queued_command" and given.get("prompt")
-    return line | {"type": "user", "message": {"role": "user", "content": queued}} if queued else line
-
-
-def _prompt(line: Mapping[str, Any]) -> bool:
-    """Whether a user wrote it: no answer of a tool, and no note of the program."""
-    content = line["message"].get("content") if isinstance(line.get("message"), dict) else None
-    notes = line.get("type") != "user" or line.get("isMeta") or line.get("isCompactSummary")
-    answers = isinstance(content, list) and any(isinstance(p, dict) and p.get("type") == "tool_result" for p in content)
-    return bool(content) and not notes and not answers
-
-
-_READERS = {"steps": _trajectories, "mapping": _conversation, "nodes": _branches, "messages": _group}
+_READERS = {
+    "steps": _steps,
+    "trajectories": _rllm,
+    "agent_states": _team,
+    "mapping": _conversation,
+    "nodes": _branches,
+    "messages": _group,
+}
 _READERS |= {"response": _nemo_gym, "intermediate_steps": _executor, "trajectory": _dspy}

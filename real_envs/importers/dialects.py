@@ -13,7 +13,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from real_envs.importers.events import NO_TOOLS, Message, Reader, event_reader, harmony, no_message, objects, shown
+from real_envs.importers.events import (
+    NO_TOOLS,
+    Message,
+    Reader,
+    event_reader,
+    harmony,
+    microsoft,
+    no_message,
+    objects,
+    shown,
+)
 from real_envs.importers.messages import AGENT, ITEMS, SPEAKERS, decoded
 
 _ASSISTANT, _TOOL, _USER = "assistant", "tool", "user"
@@ -32,14 +42,17 @@ _AUTOGEN = (
     "FunctionExecutionResultMessage",
 )
 _SMOLAGENTS = ({"step_number", "model_output"}, {"task", "task_images"}, {"plan", "model_output_message"})
-_NOTICES = ("info", "error", "warning")  # of Gemini's CLI
-_NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction", "mcp_approval_request")
+_NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction", "mcp_approval_request", "summary")
 _STREAM = ("system", "user", "assistant", "result", "stream_event", "rate_limit_event")  # of `claude -p`
 _NOTES = ("queue-operation", "system")  # lines of a session that have a content
 # parts that are no text of anybody; the first two say nothing at all
 _NO_PARTS = (
     *("step-start", "step-finish", "reference", "container_upload", "compaction", "non_standard", "snapshot", "patch"),
     *("agent", "retry", "subtask", "tool-approval-request", "redactedThinking"),
+)
+_CONTENTS = (  # where the content of a message is, if not there
+    *("value", "text", "system_prompt", "message", "blocks", "contents", "items", "_content"),
+    *("result", "output", "response", "tool_output"),
 )
 _CALLED = ("tool_use", "function_call", "tool_call")
 
@@ -94,7 +107,7 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
         return _codex
     if "role" in value:
         role = str(value["role"])
-        if isinstance(value.get("message"), dict):
+        if isinstance(value.get("message"), dict) or "tool_messages" in value:
             return event_reader(value)
         if role == _ASSISTANT and ("channel" in value or value.get("recipient") not in NO_TOOLS):
             return harmony
@@ -107,10 +120,9 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
         return _atif
     if any(names <= value.keys() for names in _SMOLAGENTS) or value.keys() == {"system_prompt"}:
         return _smolagents
-    if isinstance(source, str) and isinstance(kind, str) and ("models_usage" in value or kind in _AUTOGEN):
+    from_someone = isinstance(source, str) or kind == "FunctionExecutionResultMessage"
+    if from_someone and isinstance(kind, str) and ("models_usage" in value or kind in _AUTOGEN):
         return _autogen
-    if kind == "gemini" or (kind in _NOTICES and {"content", "timestamp"} <= value.keys()):
-        return _gemini_cli
     typed = str(kind).lower() in SPEAKERS and ("content" in value or isinstance(value.get("data"), dict))
     if typed or (value.get("lc") and isinstance(value.get("kwargs"), dict)):
         return _langchain
@@ -207,7 +219,14 @@ def _atif(step: Message, left_out: Counter[str]) -> list[Any]:
     message |= {"reasoning_content": step.get("reasoning_content")} if role == _ASSISTANT else {}
     given = step["observation"].get("results") if isinstance(step.get("observation"), dict) else None
     left_out["trajectory of a sub-agent"] += sum(bool(one.get("subagent_trajectory_ref")) for one in objects(given))
-    seen = [{"role": _TOOL, "content": one["content"]} for one in objects(given) if one.get("content") is not None]
+    if step.get("is_copied_context") and role == _ASSISTANT:  # of an earlier trajectory
+        left_out["copied step"] += 1
+        return []
+    seen = [
+        {"role": _TOOL, "content": one["content"], "tool_call_id": one.get("source_call_id")}
+        for one in objects(given)
+        if one.get("content") is not None
+    ]
     return [*([message] if message["content"] or calls or not seen else []), *seen]
 
 
@@ -230,7 +249,7 @@ def _smolagents(step: Message, left_out: Counter[str]) -> list[Any]:
 
 def _autogen(message: Message, left_out: Counter[str]) -> list[Any]:
     kind, content = message["type"], message.get("content")
-    role = _USER if "user" in message["source"].lower() else _ASSISTANT
+    role = _USER if kind == "UserMessage" or "user" in str(message.get("source")).lower() else _ASSISTANT
     if kind in ("ToolCallExecutionEvent", "FunctionExecutionResultMessage"):
         return [{"role": _TOOL, **result} for result in objects(content)]
     if kind == "ThoughtEvent":
@@ -243,24 +262,6 @@ def _autogen(message: Message, left_out: Counter[str]) -> list[Any]:
     if kind == "MultiModalMessage" and isinstance(content, list):
         content = [part if isinstance(part, str) else {"type": "image"} for part in content]
     return [{"role": "system" if kind == "SystemMessage" else role, "content": shown(content, (str, list))}]
-
-
-def _gemini_cli(line: Message, left_out: Counter[str]) -> list[Any]:
-    if line["type"] != "gemini":
-        return no_message(line, left_out)
-    calls = objects(line.get("toolCalls"))
-    thoughts = [f"{one.get('subject')}: {one.get('description')}" for one in objects(line.get("thoughts"))]
-    message = {"role": _ASSISTANT, "content": line.get("content"), "tool_calls": calls}
-    seen = [
-        {
-            "role": _TOOL,
-            "content": call.get("result") or call["resultDisplay"],
-            "is_error": call.get("status") == "error",
-        }
-        for call in calls
-        if call.get("result") or isinstance(call.get("resultDisplay"), str)
-    ]
-    return [message | {"reasoning_content": "\n\n".join(thoughts)}, *seen]
 
 
 def _item(item: Message, left_out: Counter[str]) -> list[Any]:
@@ -292,8 +293,8 @@ def _with_role(message: Any) -> Any:
         made["content"] = given["parts"]
         made.pop("toolInvocations", None)
     if made.get("content") in (None, []):
-        keys = ("value", "text", "system_prompt", "message", "blocks", "contents", "_content")
-        made["content"] = next((made.pop(key) for key in keys if made.get(key) is not None), made.get("content"))
+        if key := next((key for key in _CONTENTS if made.get(key) is not None), ""):
+            made["content"] = made.pop(key)
     elif isinstance(made["content"], list):
         made.pop("text", None)  # of Claude's export: the texts of its content once more
     if (results := made.pop("tool_results", None)) is not None:
@@ -390,8 +391,8 @@ def _parts(part: Any, left_out: Counter[str]) -> Iterator[tuple[str, Any]]:
         yield _TOOL if kind in ("tool_result", "tool-result") else _ASSISTANT, part
 
 
-def _result(content: Any, failed: bool = False) -> tuple[str, Message]:
-    return _TOOL, {"type": "tool_result", "content": content, "is_error": failed}
+def _result(content: Any, failed: bool = False, call_id: Any = None) -> tuple[str, Message]:
+    return _TOOL, {"type": "tool_result", "content": content, "is_error": failed, "tool_call_id": call_id}
 
 
 def _of_goose(part: Message) -> tuple[str, Any]:
@@ -401,13 +402,15 @@ def _of_goose(part: Message) -> tuple[str, Any]:
     if part["type"] == "toolRequest" and failed:  # a call that could not be read is its error
         return _ASSISTANT, {"type": "text", "text": shown(inner.get("error"))}
     if part["type"] == "toolRequest":
-        return _ASSISTANT, {**(given if isinstance(given, dict) else {}), "type": "tool_use"}
+        return _ASSISTANT, {**(given if isinstance(given, dict) else {}), "type": "tool_use", "id": part.get("id")}
     whole = isinstance(given, dict) and isinstance(given.get("content"), list)
-    return _result(inner.get("error") if failed else given["content"] if whole else given, failed)
+    return _result(inner.get("error") if failed else given["content"] if whole else given, failed, part.get("id"))
 
 
 def _untyped(part: Message) -> tuple[str, Any]:
-    """Of Gemini and Haystack."""
+    """Of Gemini, Haystack and Microsoft's kits."""
+    if isinstance(kind := part.get("content_type", part.get("$type")), str):
+        return _ASSISTANT, microsoft(part, kind)
     for key in ("executableCode", "executable_code", "tool_call"):
         if isinstance(inner := part.get(key), dict):
             code = {"name": "code_execution", "input": inner} if key != "tool_call" else inner
@@ -426,7 +429,7 @@ def _untyped(part: Message) -> tuple[str, Any]:
         given = answer.get("response")
         keys = given.keys() if isinstance(given, dict) else set()
         alone = keys in ({"output"}, {"result"}, {"error"})
-        return _result(next(iter(given.values())) if given and alone else given, keys == {"error"})
+        return _result(next(iter(given.values())) if given and alone else given, keys == {"error"}, answer.get("id"))
     if {"inlineData", "inline_data", "fileData", "file_data"} & part.keys():
         return _ASSISTANT, {"type": "file"}
     thought = part.get("thought") is True and isinstance(part.get("text"), str)

@@ -17,8 +17,10 @@ from real_envs.trajectory import StopReason
 
 _OF_EPISODES = ("stop_condition", "termination_reason", "exit_status", "exit_reason", "end_reason")
 _OF_MESSAGES = ("finish_reason", "stop_reason", "done_reason")
-_CUT_FLAGS, _END_FLAGS = ("is_truncated", "truncated", "truncation"), ("is_completed", "is_done", "done", "terminated")
-_FINISHED = frozenset("stop tool_calls tool_use function_call end_turn stop_sequence eos end null none".split())  # noqa: SIM905
+_ERRORS = ("error", "error_message", "exception", "exception_info")
+_CUT_FLAGS = ("is_truncated", "truncated", "truncation", "TimeLimit.truncated")
+_END_FLAGS = ("is_completed", "is_done", "done", "terminated")
+_FINISHED = frozenset("stop tool_calls tool_use function_call end_turn stop_sequence eos end null none unknown".split())  # noqa: SIM905
 
 _BROKEN = re.compile(
     r"rate_limit|content_filter|^(safety|prohibited_content|recitation|blocklist|killed|oom)$|exit_api|(?<!too_many)(^|_)(error|exception|crash(ed)?|abort(ed)?)(_|$)"
@@ -49,9 +51,9 @@ class Ending(NamedTuple):
 
 def ending_of(record: Mapping[str, Any], last: Mapping[str, Any] | None = None) -> Ending:
     """``last``: the agent's last message."""
-    error = record.get("error")
-    if error is True or (isinstance(error, str | dict | list) and error not in ("", "None", "null", {}, [])):
-        return _of_error(error)
+    for error in map(record.get, _ERRORS):
+        if error is True or (isinstance(error, str | dict | list) and error not in ("", "None", "null", {}, [])):
+            return _of_error(error)
     named = {key: value for key, value in _reasons(record, last) if isinstance(value, str) and value.strip()}
     kinds = {key: _kind(value) for key, value in named.items()}
     if broken := next((named[key] for key, kind in kinds.items() if kind is StopReason.ENV_CRASHED), None):
@@ -59,7 +61,8 @@ def ending_of(record: Mapping[str, Any], last: Mapping[str, Any] | None = None) 
     for cut in (StopReason.CONTEXT_LIMIT, StopReason.TURN_LIMIT):
         if cut in kinds.values():
             return Ending(cut)
-    if any(flag(record.get(name)) is True for name in _CUT_FLAGS) or any(
+    info = record["info"] if isinstance(record.get("info"), Mapping) else {}
+    if any(flag(one.get(name)) is True for name in _CUT_FLAGS for one in (record, info)) or any(
         flag(record.get(name)) is False for name in _END_FLAGS
     ):
         return Ending(StopReason.TURN_LIMIT)
@@ -70,7 +73,11 @@ def ending_of(record: Mapping[str, Any], last: Mapping[str, Any] | None = None) 
 
 def _reasons(record: Mapping[str, Any], last: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
     yield from ((key, record.get(key)) for key in (*_OF_EPISODES, *_OF_MESSAGES, "status"))
-    for inner, keys in (("info", _OF_EPISODES), ("metadata", _OF_EPISODES), ("incomplete_details", ("reason",))):
+    for inner, keys in (
+        ("info", _OF_EPISODES),
+        ("metadata", (*_OF_EPISODES, *_OF_MESSAGES)),
+        ("incomplete_details", ("reason",)),
+    ):
         if isinstance(record.get(inner), Mapping):
             yield from ((f"{inner}.{key}", record[inner].get(key)) for key in keys)
     for message in (last, (last or {}).get("response_metadata")):

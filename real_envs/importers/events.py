@@ -20,6 +20,7 @@ Reader = Callable[[Message, Counter[str]], list[Any]]
 _AGENT, _TOOL, _USER, _SYSTEM = "assistant", "tool", "user", "system"
 NO_TOOLS = (None, "all", _USER, _AGENT)  # recipients of messages that call nothing
 _OF_ITEMS = ("command", "changes", "arguments", "query")  # what Codex's tools were asked
+_NOTICES = ("info", "error", "warning")  # of Gemini's CLI
 _OF_SESSIONS = ("model_change", "thinking_level_change", "compaction", "branch_summary", "label", "session_info")
 _LETTA = {"user_message": _USER, "system_message": _SYSTEM, "assistant_message": _AGENT, "tool_return_message": _TOOL}
 
@@ -29,17 +30,25 @@ def event_reader(value: Mapping[str, Any]) -> Reader | None:
     kind, inner = value.get("type"), value.get("kind")
     if _within(value):
         return _wrapped
+    if isinstance(value.get("tool_messages"), list):  # of tau2-bench
+        return _together
     if isinstance(inner, str) and "source" in value and (inner.endswith("Event") or inner == "Condensation"):
         return _openhands
     if inner in ("request", "response") and isinstance(value.get("parts"), list):
         return _pydantic_ai
+    if isinstance(value.get("Role"), dict) and {"Items", "Content"} & value.keys():
+        return _semantic_kernel
     if isinstance(value.get("message_type"), str):
         return _letta
     if isinstance(value.get("message"), dict) and "content" in value["message"] and "role" in value:  # of Cursor
         return _beside
     if not isinstance(kind, str):  # how goose begins, or an event of ADK without a content
-        about = {"working_dir", "description"} <= value.keys() or {"author", "actions"} <= value.keys()
-        return no_message if about else None
+        if {"id", "timestamp", "instructions"} <= value.keys():  # how a session of Codex began in 2025
+            return _codex_head
+        about = ({"working_dir", "description"}, {"author", "actions"}, {"record_type"})
+        return no_message if any(names <= value.keys() for names in about) else None
+    if kind == "gemini" or (kind in _NOTICES and {"content", "timestamp"} <= value.keys()):
+        return _gemini_cli
     if kind in ("tool_use", "tool_result") and ("tool_id" in value or "tool_use_id" in value):
         return _gemini_stream
     if kind.startswith(("thread.", "turn.", "item.", "session.created", "session.resumed")) and "data" not in value:
@@ -71,6 +80,24 @@ def harmony(message: Message, left_out: Counter[str]) -> list[Any]:
     return [known | ({"content": None, "reasoning_content": text} if message.get("channel") == "analysis" else {})]
 
 
+def microsoft(part: Message, kind: str) -> Message:
+    """A part of Semantic Kernel or Microsoft.Extensions.AI, in the terms of ``messages``."""
+    given = {key[:1].lower() + key[1:]: kept for key, kept in part.items()}
+    kind = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.removesuffix("Content")).lower()
+    if kind == "usage":  # counts of tokens
+        return {"type": "text", "text": ""}
+    names = [given[key] for key in ("pluginName", "functionName") if isinstance(given.get(key), str)]
+    call = given.get("callId", given.get("id"))
+    return given | {"type": kind, "name": given.get("name") or "-".join(names), "call_id": call}
+
+
+def _semantic_kernel(message: Message, left_out: Counter[str]) -> list[Any]:
+    """Of .NET, where names begin with capitals."""
+    parts = [microsoft(part, str(part.get("$type"))) for part in objects(message.get("Items"))]
+    about = {"name": message.get("AuthorName"), "content": parts or message.get("Content")}
+    return [{"role": str(message["Role"].get("Label")).lower()} | about]
+
+
 def objects(value: Any) -> list[Message]:
     return [inner for inner in value if isinstance(inner, dict)] if isinstance(value, list) else []
 
@@ -81,7 +108,7 @@ def shown(value: Any, plain: tuple[type, ...] = (str,)) -> Any:
 
 def _within(value: Mapping[str, Any]) -> Message:
     """The message that a value holds beside what is known of it; empty where it holds none."""
-    key = "message" if value.get("type") == "message" or "contextItems" in value else ""
+    key = "message" if value.get("type") == "message" or {"contextItems", "message_id"} & value.keys() else ""
     key = "content" if "author" in value else key
     inner = value.get(key)
     if "author" in value and isinstance(inner, dict) and inner.get("role") is None:
@@ -104,9 +131,13 @@ def _wrapped(value: Message, left_out: Counter[str]) -> list[Any]:
     return [message | ({"stop_reason": reason} if reason else {})]
 
 
-def _tool(name: Any, given: Any, answer: Any, failed: bool = False) -> list[Any]:
+def _together(message: Message, left_out: Counter[str]) -> list[Any]:
+    return list(message["tool_messages"])
+
+
+def _tool(name: Any, given: Any, answer: Any, failed: bool = False, call_id: Any = None) -> list[Any]:
     """A call and what it gave, ``None`` where nothing was logged."""
-    call = {"role": _AGENT, "content": None, "tool_calls": [{"name": name, "arguments": given}]}
+    call = {"role": _AGENT, "content": None, "tool_calls": [{"name": name, "arguments": given, "id": call_id}]}
     return [call, *([] if answer is None else [{"role": _TOOL, "content": shown(answer), "is_error": failed}])]
 
 
@@ -123,9 +154,10 @@ def _openhands(event: Message, left_out: Counter[str]) -> list[Any]:
     seen = event["observation"] if isinstance(event.get("observation"), dict) else {}
     if "content" in seen or "output" in seen:
         content = seen["content"] if "content" in seen else shown(seen["output"])
-        return [{"role": _TOOL, "content": content, "is_error": seen.get("is_error") is True}]
+        about = {"is_error": seen.get("is_error") is True, "tool_call_id": event.get("tool_call_id")}
+        return [{"role": _TOOL, "content": content} | about]
     if error := event.get("error") or event.get("rejection_reason"):
-        return [{"role": _TOOL, "content": error, "is_error": True}]
+        return [{"role": _TOOL, "content": error, "is_error": True, "tool_call_id": event.get("tool_call_id")}]
     left_out[f"event {event['kind']}"] += 1
     return []
 
@@ -137,9 +169,10 @@ def _pydantic_ai(message: Message, left_out: Counter[str]) -> list[Any]:
     for part in objects(message["parts"]):
         kind, content = part.get("part_kind"), part.get("content")
         if kind in ("tool-call", "builtin-tool-call"):
-            made += _tool(part.get("tool_name"), part.get("args"), None)
+            made += _tool(part.get("tool_name"), part.get("args"), None, call_id=part.get("tool_call_id"))
         elif kind in ("tool-return", "builtin-tool-return", "retry-prompt") and part.get("tool_name"):
-            made.append({"role": _TOOL, "content": shown(content), "is_error": kind == "retry-prompt"})
+            seen = {"role": _TOOL, "content": shown(content), "is_error": kind == "retry-prompt"}
+            made.append(seen | {"tool_call_id": part.get("tool_call_id")})
         elif kind in ("text", "thinking"):
             key = "content" if kind == "text" else "reasoning_content"
             made.append({"role": _AGENT, "content": None, key: content})
@@ -162,16 +195,41 @@ def _letta(message: Message, left_out: Counter[str]) -> list[Any]:
         left_out[f"line of type {kind}"] += 1
         return []
     content = message.get("content", message.get("tool_return"))
-    return [{"role": _LETTA[kind], "content": content, "is_error": message.get("status") == "error"}]
+    about = {"is_error": message.get("status") == "error", "tool_call_id": message.get("tool_call_id")}
+    return [{"role": _LETTA[kind], "content": content} | about]
+
+
+def _gemini_cli(line: Message, left_out: Counter[str]) -> list[Any]:
+    if line["type"] != "gemini":
+        return no_message(line, left_out)
+    calls = objects(line.get("toolCalls"))
+    thoughts = [f"{one.get('subject')}: {one.get('description')}" for one in objects(line.get("thoughts"))]
+    message = {"role": _AGENT, "content": line.get("content"), "tool_calls": calls}
+    seen = [
+        {
+            "role": _TOOL,
+            "content": call.get("result") or call["resultDisplay"],
+            "is_error": call.get("status") == "error",
+        }
+        for call in calls
+        if call.get("result") or isinstance(call.get("resultDisplay"), str)
+    ]
+    return [message | {"reasoning_content": "\n\n".join(thoughts)}, *seen]
 
 
 def _gemini_stream(line: Message, left_out: Counter[str]) -> list[Any]:
     if line["type"] == "tool_use":
-        return _tool(line.get("tool_name"), line.get("parameters"), None)
+        return _tool(line.get("tool_name"), line.get("parameters"), None, call_id=line.get("tool_id"))
     failed = line.get("status") == "error"
     failed |= line.get("is_error") is True
     given = line.get("error") if failed and line.get("error") else line.get("output", line.get("content", ""))
-    return [{"role": _TOOL, "content": shown(given, (str, list)), "is_error": failed}]
+    about = {"is_error": failed, "tool_call_id": line.get("tool_id")}
+    return [{"role": _TOOL, "content": shown(given, (str, list))} | about]
+
+
+def _codex_head(line: Message, left_out: Counter[str]) -> list[Any]:
+    given = line["instructions"]
+    return [{"role": _SYSTEM, "content": given}] if isinstance(given, str) else no_message(line, left_out)
 
 
 def _codex_stream(line: Message, left_out: Counter[str]) -> list[Any]:
@@ -240,4 +298,5 @@ def _session_event(line: Message, left_out: Counter[str]) -> list[Any]:
     given: Any = data.get("result") if data.get("success") else data.get("error", data.get("result"))
     if isinstance(given, dict):
         given = next((given[key] for key in ("content", "message") if isinstance(given.get(key), str)), given)
-    return [{"role": _TOOL, "content": shown(given or ""), "is_error": data.get("success") is False}]
+    about = {"is_error": data.get("success") is False, "tool_call_id": data.get("toolCallId")}
+    return [{"role": _TOOL, "content": shown(given or "")} | about]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from real_envs.errors import UserError
 from real_envs.importers.agentgym import AgentGymFormat
+from real_envs.importers.aider import Aider
 from real_envs.importers.browser_use import PAGES, BrowserUse, task_folders
 from real_envs.importers.commands import Commands
 from real_envs.importers.containers import not_read
@@ -31,7 +32,7 @@ from real_envs.importers.drafts import (
 from real_envs.importers.intercode import InterCode
 from real_envs.importers.jsonl import OwnJsonLines
 from real_envs.importers.minari import Minari, datasets
-from real_envs.importers.openai_chat import OpenaiChat, template_in
+from real_envs.importers.openai_chat import OpenaiChat, latest_states, told_of_texts
 from real_envs.importers.react import React
 from real_envs.importers.records import PACKED, Sample, json_records, open_bytes, plain_suffix
 from real_envs.importers.swe_agent import SweAgent
@@ -92,6 +93,7 @@ _ALL: tuple[Format, ...] = (
     OwnJsonLines(),
     SweAgent(),
     OpenaiChat(),
+    Aider(),
     React(),
     Commands(),
 )
@@ -139,8 +141,8 @@ def _in_no_format(sample: Sample) -> str:
             return f"is {about}"
         if head.strip(_BLANK) == b"":
             return "is empty: it holds no record"
-    if isinstance(sample.record, dict) and (name := template_in(sample.record)):
-        return f"holds the text of a chat template in '{name}', where nobody can tell who wrote what: log messages"
+    if isinstance(sample.record, dict) and (told := told_of_texts(sample.record)):
+        return told
     unknown = "is in no format that is known here"
     if sample.record is None:
         return f"{unknown}: {sample.error}" if sample.error else unknown
@@ -173,7 +175,8 @@ def sample_of(path: Path) -> Sample:
                 first = list(islice(json_records(path), 5))
                 record = next((item.value for item in first if not isinstance(item.value, FieldError)), None)
                 if record is None and first:
-                    error_text = f"{first[0].where} {first[0].value.reason}"
+                    error_text = str(RejectedRecord(path, first[0].where, first[0].value.field, first[0].value.reason))
+                    error_text = error_text.removeprefix(f"{path}: ")
             if "\0" in text and record is None:
                 text = error_text = ""  # pictures and the like
     except BROKEN as error:
@@ -262,7 +265,7 @@ def read(
     begun = False
     try:
         table = plain_suffix(path) in TABLES and format.name != Traces.name
-        records = table_records(path) if table else format.records(path)
+        records = latest_states(table_records(path)) if table else format.records(path)
         for record in grouped(records, reading):
             begun = True
             try:

@@ -19,11 +19,11 @@ AGENT, WORLD, SYSTEM = "agent", "world", "system"
 _NAMES = {
     AGENT: "assistant model ai gpt chatbot chatgpt bot agent aimessage aimessagechunk tool-call",
     WORLD: "user tool function human humanmessage toolmessage tool_result toolresult tool-response tool_response "
-    "observation function_response function_call_output ipython",
+    "observation function_response function_call_output ipython environment env",
     SYSTEM: "system developer systemmessage",
 }
 SPEAKERS = {name: speaker for speaker, names in _NAMES.items() for name in names.split()}
-_USERS = ("user", "human", "humanmessage")  # of the world, those that answer no call
+USERS = ("user", "human", "humanmessage")  # of the world, those that answer no call
 ITEMS = {  # of OpenAI's Responses API, which have a type in place of a role
     **dict.fromkeys(("reasoning", "function_call", "custom_tool_call"), AGENT),
     **dict.fromkeys(("function_call_output", "custom_tool_call_output"), WORLD),
@@ -50,7 +50,9 @@ _ABOUT = (
     "usage usage_metadata response_metadata provider_specific_fields metadata providerMetadata logprobs tokens cost"
 )
 _ABOUT += " tool_call_ids cache_control extra extras info timing raw_data token_ids thinking_blocks error meta _meta"
-_NO_PARTS = frozenset(_ABOUT.split())  # fields with lists and objects that are no part of what was said
+_NO_PARTS = frozenset(
+    (*_ABOUT.split(), "generation_logprobs")
+)  # fields with lists and objects that are no part of what was said
 _IDS = ("call_id", "tool_call_id", "tool_use_id", "toolUseId", "toolCallId", "id")  # of calls
 _REDACTED = "redacted-by-litellm"  # what LiteLLM writes in place of a text
 _BESIDE = (
@@ -90,6 +92,11 @@ _OPENED = re.compile(rf"\A\s*(?:{_FIRSTS})|^[^\S\n]*(?:{_FIRSTS})[^\S\n]*$", re.
 _CLOSED = re.compile(
     rf"(?:{_LASTS})(?=[^\S\n]*$)|^[^\S\n]*(?:{_LASTS})|(?<=[\w.!?)])(?:{_LASTS})(?=\w)", re.I | re.MULTILINE
 )
+# names of fields that say something about a message, and of those that may hold what an agent did
+_NAMES_OF = re.compile(
+    r"(id|at|ts|time|stamp|date|created|reason|model|status|type|role|name|source|version|from)$", re.I
+)
+_ACTS = re.compile("call|action|command|function", re.I)
 _ENDS = re.compile(  # of a message in a template
     r"\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<=[^\s>])</s>)\s*\Z"
 )
@@ -159,7 +166,7 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
     acts = speaker == AGENT
     if isinstance(content, str) and message.keys() <= _PLAIN and content != _REDACTED:  # most messages
         parts.add(content, acts)
-        if speaker == WORLD and role.lower() not in _USERS:
+        if speaker == WORLD and role.lower() not in USERS:
             parts.answered[0] = _id_of(message)
         return speaker, parts
     if acts:
@@ -168,7 +175,8 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
             parts.thoughts.append(thought.strip())
         elif details := message.get("reasoning_details") or message.get("thinking_blocks") or thought:
             parts.thoughts += _plain_thoughts(details, f"{at}.reasoning_details", parts)
-    elsewhere = any(isinstance(value, list | dict) and value for value in message.values()) or "text" in message
+    elsewhere = any(value and isinstance(value, str | list | dict) and not _NAMES_OF.search(key)
+                    for key, value in message.items() if key not in _NO_PARTS)  # fmt: skip
     if "content" not in message and elsewhere and not any(message.get(key) for key in _IN_PLACE):
         raise FieldError(f"{at}.content", f"is missing: there are {', '.join(map(str, message))}")
     if speaker == WORLD and role != "user":  # tools may return anything
@@ -189,7 +197,7 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         text = error.get("message") if isinstance(error, dict) else error
         if isinstance(text, str) and text not in parts.text:
             parts.add(text, False)
-    if speaker == WORLD and role.lower() not in _USERS and not parts.answered:
+    if speaker == WORLD and role.lower() not in USERS and not parts.answered:
         parts.answers(0, _id_of(message))
     failed = message.get("is_error") is True or message.get("isError") is True or message.get("status") == "error"
     parts.error |= speaker == WORLD and failed
@@ -198,7 +206,11 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         if key in _BESIDE or (holds_text and key not in _PLAIN and key not in _IN_PLACE and key not in _REASONS):
             parts.left_out[key if key in _BESIDE else f"field {key}"] += bool(value) and key not in _NO_PARTS
     parts.left_out += Counter()  # without counts of 0
-    unread = [kind for kind in parts.left_out if kind not in _SECRET and not kind.startswith("field ")]
+    unread = [
+        kind
+        for kind in parts.left_out
+        if kind not in _SECRET and (not kind.startswith("field ") or (acts and _ACTS.search(kind)))
+    ]
     if unread and not parts.text and not parts.thoughts:
         raise FieldError(f"{at}.content", f"holds {', '.join(unread)} and no text: nothing of it can be read")
     return speaker, parts

@@ -16,25 +16,30 @@ episode, ``success``, ``agent`` or ``model``, and ``id``. Results of tau2-bench 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.containers import (
-    GEMINI_CLI,
-    contained,
-    container_of,
-    gemini_session,
-    not_read,
-    sessions,
-    stream,
-)
+from real_envs.importers.containers import contained, container_of, not_read
 from real_envs.importers.dialects import is_message, is_session, spoken
 from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, outcome
 from real_envs.importers.ends import ending_of
-from real_envs.importers.messages import AGENT, SYSTEM, Parts, calls_of, decoded, read_message, system_text
+from real_envs.importers.messages import (
+    AGENT,
+    SPEAKERS,
+    SYSTEM,
+    USERS,
+    WORLD,
+    Parts,
+    calls_of,
+    decoded,
+    read_message,
+    system_text,
+)
 from real_envs.importers.records import Record, Sample, json_records
+from real_envs.importers.sessions import GEMINI_CLI, gemini_session, sessions, stream
 from real_envs.store.codec import FieldError
 from real_envs.trajectory import StopReason
 
@@ -45,11 +50,21 @@ _PROMPTS = ("system", "instructions", "system_prompt", "systemInstruction", "sys
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _STOP = "###STOP###"  # how the simulated user of tau-bench hangs up
 _TEMPLATE = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<tool_response>")  # between messages
+_ANSWERED = re.compile(  # what a tool gave, between texts of the model
+    r"<(information|interpreter|observation|(?:tool|function|execution|search|code)_(?:output|result|response)s?)>.*?</\1>",
+    re.DOTALL,
+)
+# what an agent wrote, and what its program added below it, as CrewAI logs them
+_OBSERVED = re.compile(r"(.*^Action Input:.*?)^Observation:[^\S\n]*(.*)\Z", re.DOTALL | re.MULTILINE)
+_MASKS = ("loss_mask", "response_mask", "completion_mask", "env_mask", "tool_mask")  # 1 where the model wrote a token
+_TEXTS = (*_ROLLOUTS, ("input_prompt", "output_response"))
 _KNOWN = ("task_id", "reward", "success", "user_scenario")
 # of chats; a list of another name may hold each call of a dialogue
 _LISTS = ("episodes", "rollouts", "trajectories", "conversations", "results", "data", "samples", "records", "chats")
 _ASKED = re.compile("prompt|input|quer|request|context|example|demo|shot")  # in names of what a model was only shown
 _OTHER = {"assistant": "user", "user": "assistant"}
+_OWN = ("id", "reward", "reward_info", "success")  # what only an episode of its own states
+_STATES = "earlier_states"  # of one dialogue, which ``latest_states`` has counted
 
 
 class OpenaiChat(Format):
@@ -84,12 +99,19 @@ class OpenaiChat(Format):
         records = json_records(path)
         first = next(records, None)
         records = chain(() if first is None else (first,), records)
-        if first is not None and is_message(first.value) and not is_session(first.value):
+        if first is not None and _update(first.value):
+            lines = list(records)
+            updates = [_update(line.value) for line in lines]
+            whole = all(updates) and any(_role_of(update[0]) == WORLD for update in updates)
+            dialogue = Record("the file", {"messages": [message for update in updates for message in update]})
+            yield from (dialogue,) if whole else contained(latest_states(iter(lines)))
+        elif first is not None and is_message(first.value) and not is_session(first.value):
             lines = list(records)
             if isinstance(lines[-1].value, FieldError):  # the log broke off there
                 yield lines.pop()
             wrong = next((line for line in lines if isinstance(line.value, FieldError)), None)
-            alone = "is one event of a dialogue: `jq -c . FOLDER/*.json > events.jsonl` makes one file of them"
+            command = "ls FOLDER/*.json | sort -V | xargs jq -c . > events.jsonl"
+            alone = f"is one event of a dialogue: `{command}` makes one file of them"
             if wrong or len(lines) == 1:
                 hole = wrong and f"is one dialogue, of which {wrong.where} {wrong.value.reason}"
                 yield Record("the file", FieldError("", hole or alone))
@@ -99,10 +121,24 @@ class OpenaiChat(Format):
             yield from gemini_session(records) if "messages" not in first.value else contained(records)
         else:
             session = first is not None and is_session(first.value)
-            yield from sessions(records) if session else contained(_opened(records))
+            yield from sessions(records) if session else contained(latest_states(_opened(records)))
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         return chat_draft(value, reading)
+
+
+def _update(value: Any) -> list[Any]:
+    """What a node of LangGraph added to the messages, ``{"agent": {"messages": [...]}}``, if no user wrote it."""
+    inner = next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else None
+    messages = inner.get("messages") if isinstance(inner, dict) else None
+    new = isinstance(messages, list) and _begins(messages) and _role_of(messages[0]) is not None
+    return messages if new and isinstance(messages, list) else []
+
+
+def _role_of(message: Any) -> str | None:
+    """Who speaks, if that is the agent or one of its tools."""
+    role = str(_role(next(iter(spoken(message)[0]), None))).lower()
+    return SPEAKERS.get(role) if role not in USERS and SPEAKERS.get(role) != SYSTEM else None
 
 
 def _list_of_chats(value: Any) -> str:
@@ -125,6 +161,37 @@ def _opened(records: Iterator[Record]) -> Iterator[Record]:
                 yield Record(f"{record.where}, {key}[{i}]", chat)
         else:
             yield record
+
+
+def latest_states(records: Iterable[Record]) -> Iterator[Record]:
+    """The records; of those in a row that hold one dialogue as it grew, in either order, only the longest.
+
+    So LangGraph writes the states of a thread, and others a line a call. One that states an id, a reward or a success
+    is an episode of its own, and so is one that says the same as the record before.
+    """
+    kept, held, states = list[Record](), list[Any](), 0  # the longest so far, and how many it stands for besides
+    try:
+        for record in records:
+            own = isinstance(record.value, dict) and any(record.value.get(key) is not None for key in _OWN)
+            own |= bool(container_of(record.value))
+            listed = [] if own or isinstance(record.value, FieldError) else messages_of(record.value)[1]
+            short, long = sorted((held, listed), key=len)
+            if short and short == long[: len(short)] and (len(short) < len(long) or states):
+                states += 1
+                if listed is long:
+                    kept, held = [record], listed
+            else:
+                yield from (_with_states(each, states) for each in kept)
+                kept, held, states = [record], listed, 0
+    except (OSError, EOFError, zlib.error):  # the file breaks off
+        yield from (_with_states(each, states) for each in kept)
+        raise
+    yield from (_with_states(each, states) for each in kept)
+
+
+def _with_states(record: Record, states: int) -> Record:
+    fields = record.value if isinstance(record.value, dict) else {"messages": record.value}
+    return Record(record.where, {**fields, _STATES: states}, record.whole) if states else record
 
 
 def _begins(messages: list[Any]) -> bool:
@@ -189,13 +256,15 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         outer = key.partition(".")[0]
         fields = {**fields[outer], **{name: kept for name, kept in fields.items() if name != outer}}
     after = key.partition("+")[2]
-    if after and isinstance(text := fields[after], str) and _TEMPLATE.search(text):
-        raise FieldError(after, "is several messages in the text of a chat template: log messages")
-    dialogue, last, message, used = Dialogue(), Parts(), None, set(_KNOWN)
-    if reading.system and (prompts := [key for key in _PROMPTS if isinstance(fields.get(key), str | list | dict)]):
-        used.add(prompts[0])
-        dialogue.answer(system_text(fields[prompts[0]], prompts[0]))
-    names: set[str] = set()
+    if after and isinstance(text := fields[after], str) and (_TEMPLATE.search(text) or _is_of_several(fields, text)):
+        raise FieldError(after, "is one text of the agent and its world, as of a chat template: log messages")
+    dialogue, last, message, used = Dialogue(), Parts(), None, {*_KNOWN, _STATES}
+    states = fields.get(_STATES)
+    dialogue.left_out["earlier state of the dialogue"] += states if isinstance(states, int) else 0
+    if reading.system and (beside := [key for key in _PROMPTS if isinstance(fields.get(key), str | list | dict)]):
+        used.add(beside[0])
+        dialogue.answer(system_text(fields[beside[0]], beside[0]))
+    names, prompts = set[str](), set[str]()  # of agents, and what system messages said before the first action
     # AutoGen 0.2 logs a dialogue as its user's side holds it, who is its assistant
     first = messages[0] if isinstance(messages[0], dict) else {}
     named = all(isinstance(one, dict) and ("name" in one or str(one.get("role")) not in _OTHER) for one in messages)
@@ -220,7 +289,10 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             names |= {str(value["name"])} if value.get("name") and "role" in value else set()
             dialogue.act(parts.text, parts.thoughts, parts.calls)
             last, message = parts, value
+        elif speaker == SYSTEM and parts.text in prompts:  # with each request, as of Pydantic AI
+            dialogue.left_out["repeated system prompt"] += 1
         elif speaker != SYSTEM or dialogue.turns or reading.system:
+            prompts |= {parts.text} if speaker == SYSTEM and not dialogue.turns else set()
             dialogue.left_out["call of the user's own tool"] += len(own_calls)
             if not own_calls or parts.text:
                 dialogue.answer(parts.text, parts.error, parts.answer_parts)
@@ -268,12 +340,40 @@ def _each(key: str, messages: list[Any], dialogue: Dialogue) -> Iterator[tuple[s
         for part in value if isinstance(value, list) else (value,):
             plain, left_out = spoken(part)
             dialogue.left_out.update(left_out)
-            yield from ((f"{key}[{i}]", message) for message in plain)
+            alone = i + 1 == len(messages) or _role(messages[i + 1]) == "assistant"
+            for message in plain:
+                found = (
+                    _OBSERVED.match(str(message.get("content"))) if alone and _role(message) == "assistant" else None
+                )
+                if found and re.search(r"^(?:Thought|Action|Final Answer):", found[2], re.MULTILINE):
+                    raise FieldError(f"{key}[{i}]", "is a text of several actions and observations: log messages")
+                if found:
+                    yield f"{key}[{i}]", {**message, "content": found[1].strip()}
+                    message = {"role": "tool", "content": found[2].strip()}
+                yield f"{key}[{i}]", message
 
 
-def template_in(record: Mapping[str, Any]) -> str:
-    """The field that holds several messages as the text of a chat template; "" where none does."""
-    return next((str(key) for key, text in record.items() if isinstance(text, str) and _TEMPLATE.search(text)), "")
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def told_of_texts(record: Mapping[str, Any]) -> str:
+    """Why a record of a prompt and its answer as two texts, or of a chat template, is not read; "" for all others."""
+    texts = {key: text for key, text in record.items() if isinstance(text, str)}
+    if name := next((key for key, text in texts.items() if _TEMPLATE.search(text)), ""):
+        return f"holds the text of a chat template in '{name}', where nobody can tell who wrote what: log messages"
+    prompt, answer = next((pair for pair in _TEXTS if pair[0] in record and pair[1] in texts), ("", ""))
+    if answer and _is_of_several(record, texts[answer]):
+        return f"holds texts of the agent and its world in '{answer}', and nobody can tell who wrote what: log messages"
+    rename = "where it is one message, name them 'prompt' and 'completion', else log messages"
+    return f"holds a prompt and what followed as a text, '{prompt}' and '{answer}': {rename}" if answer else ""
+
+
+def _is_of_several(record: Mapping[str, Any], text: str) -> bool:
+    """Whether a text has parts that the model did not write: tokens before its last one that a mask leaves out."""
+    masks = (list(map(bool, record[key])) for key in _MASKS if isinstance(record.get(key), list))
+    others = any(False in mask[mask.index(True) : -mask[::-1].index(True) or None] for mask in masks if True in mask)
+    return others or bool(_ANSWERED.search(text))
 
 
 def _scenario(fields: Mapping[str, Any]) -> list[str]:

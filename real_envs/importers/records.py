@@ -262,6 +262,8 @@ def _lines(path: Path) -> Iterator[Record]:
                 except UnicodeDecodeError as error:
                     reason = f"is not UTF-8 ({error.reason}); as of Windows: iconv -f windows-1252 -t utf-8 {path}"
                     yield Record(f"line {number}", FieldError("", reason))
+                except FieldError as error:
+                    yield Record(f"line {number}", error)
                 except (ValueError, RecursionError) as error:
                     yield Record(f"line {number}", FieldError("", f"is no JSON: {error}"))
 
@@ -270,11 +272,33 @@ def _loads(line: bytes) -> Any:
     """As ``json.loads`` reads it, faster where orjson is installed.
 
     orjson refuses some of what ``json`` reads (NaN, half surrogate pairs), and rounds whole numbers beyond 64 bits.
+
+    Raises:
+        FieldError: an object has a key twice.
     """
     if orjson is not None and _LONG_NUMBER not in line.translate(_DIGITS):
         with suppress(orjson.JSONDecodeError):
-            return orjson.loads(line)
-    return json.loads(line.decode("utf-8-sig"))
+            value = orjson.loads(line)
+            if line.count(b'":') - line.count(b'\\":') == _keys(value):  # else one may be there twice
+                return value
+    return json.loads(line.decode("utf-8-sig"), object_pairs_hook=_with_keys_once)
+
+
+def _keys(value: Any) -> int:
+    """How many keys the objects in a value have."""
+    if isinstance(value, dict):
+        return len(value) + sum(map(_keys, value.values()))
+    return sum(map(_keys, value)) if isinstance(value, list) and value and isinstance(value[0], dict | list) else 0
+
+
+def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ``FieldError``: it has a key twice, with two values, of which ``json`` keeps one."""
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made and made[key] != value:
+            raise FieldError(key, "is there twice in one object, with two values")
+        made[key] = value
+    return made
 
 
 def _entries(path: Path) -> Iterator[Record]:
@@ -283,11 +307,15 @@ def _entries(path: Path) -> Iterator[Record]:
     # one that holds a list of objects, such as messages, is a record, whatever stands before it
     lists = any(isinstance(value, list) and value and isinstance(value[0], dict) for _, value in head)
     lists |= {key for key, _ in head} == {"info", "data"}  # a trace of MLflow
-    if head and (lists or not isinstance(head[0][1], dict | FieldError)):
+    texts = sum(isinstance(value, str) or value == [] for _, value in head)
+    if head and (lists or 2 * texts >= len(head) or not isinstance(head[0][1], dict | FieldError)):
         with open_bytes(path) as file:
             content = file.read()
         try:
-            yield Record("record 1", json.loads(content.decode("utf-8", "surrogateescape")))
+            text = content.decode("utf-8", "surrogateescape")
+            yield Record("record 1", json.loads(text, object_pairs_hook=_with_keys_once))
+        except FieldError as error:
+            yield Record("record 1", error)
         except (ValueError, RecursionError) as error:
             several = "; several values are read one a line: jq -c . FILE" if "Extra data" in str(error) else ""
             yield Record("record 1", FieldError("", f"is no JSON: {error}{several}"))
@@ -297,7 +325,7 @@ def _entries(path: Path) -> Iterator[Record]:
 
 def _values(path: Path) -> Iterator[tuple[int | str, Any]]:
     """The items of the array, or of the object, that a file holds: (number from 1, or key; value)."""
-    decoder = json.JSONDecoder()
+    decoder, plain = json.JSONDecoder(object_pairs_hook=_with_keys_once), json.JSONDecoder()
     with open_bytes(path) as raw:
         text = io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape")
         buffer, at, size = text.read(_CHUNK), 0, _CHUNK
@@ -324,7 +352,10 @@ def _values(path: Path) -> Iterator[tuple[int | str, Any]]:
             while True:
                 sign()
                 try:
-                    record, end = decoder.raw_decode(buffer, at)
+                    try:
+                        record, end = decoder.raw_decode(buffer, at)
+                    except FieldError as error:
+                        record, end = error, plain.raw_decode(buffer, at)[1]
                 except json.JSONDecodeError as error:
                     # cut off by the end of the buffer, or wrong
                     cut = error.msg.startswith("Unterminated") or error.pos >= len(buffer) - 16

@@ -27,10 +27,22 @@ _PRODUCTS = {  # by the fields of a record
     "traces of Langfuse": "id observations",
     "spans of OpenAI's Agents SDK": "object span_data, object workflow_name",
     "spans of OpenTelemetry": "attributes traceId, attributes trace_id, attributes context, resourceSpans",
+    "log records of OpenTelemetry": "resourceLogs",
     "calls of Helicone": "request_body response_body",
     "calls of LiteLLM": "messages call_type, messages response.choices, messages response.output",
 }
-_HOLDERS = ("resourceSpans", "scopeSpans", "spans", "data", "runs", "traces", "trace")  # of spans, and none themselves
+_HOLDERS = (
+    "resourceSpans",
+    "scopeSpans",
+    "resourceLogs",
+    "scopeLogs",
+    "logRecords",
+    "spans",
+    "data",
+    "runs",
+    "traces",
+    "trace",
+)  # of spans, and none themselves
 # Where the fields of a span are: the first of these paths that leads to something.
 _PATHS = {
     "id": "span_id spanId context.span_id id request_id",
@@ -39,7 +51,8 @@ _PATHS = {
     "session": "extra.metadata.thread_id extra.metadata.session_id extra.metadata.conversation_id sessionId group_id "
     "attributes.session.id attributes.gen_ai.conversation.id attributes.langfuse.session.id metadata.session_id "
     "session_id",
-    "start": "start_time startTime started_at startTimeUnixNano start_time_unix_nano metrics.start start_time_ns",
+    "start": "start_time startTime started_at startTimeUnixNano start_time_unix_nano metrics.start start_time_ns "
+    "timeUnixNano observedTimeUnixNano",
     "kind": "run_type span_data.type attributes.openinference.span.kind attributes.ai.operationId "
     "attributes.gen_ai.operation.name attributes.traceloop.span.kind attributes.langfuse.observation.type "
     "attributes.mlflow.spanType span_attributes.type span_type type",
@@ -50,13 +63,14 @@ _PATHS = {
     "error": "error error_str statusMessage status_message status.message status.description",
     "asked": "inputs span_data.input attributes.gen_ai.input.messages attributes.gen_ai.prompt "
     "attributes.llm.input_messages attributes.ai.prompt.messages messages proxy_server_request.messages "
-    "proxy_server_request.body.messages attributes.mlflow.spanInputs request_body.messages request_body input "
+    "proxy_server_request.body.messages attributes.mlflow.spanInputs request_body input "
     "attributes.input.value",
     "answered": "outputs span_data.output span_data.response attributes.gen_ai.output.messages "
     "attributes.gen_ai.completion attributes.llm.output_messages attributes.ai.response "
     "attributes.mlflow.spanOutputs response_body attributes.gen_ai.tool.call.result attributes.ai.toolCall.result "
     "response output attributes.output.value attributes.traceloop.entity.output",
 }
+_SYSTEM = "attributes.gen_ai.system_instructions answered.instructions proxy_server_request.body.system"
 _CAPTURED = "attributes.gen_ai.input.messages attributes.gen_ai.prompt attributes.llm.input_messages"
 _KINDS = {
     **dict.fromkeys(("llm", "generation", "chat", "chat_model", "text_completion", "generate_content"), MODEL),
@@ -73,6 +87,7 @@ _WITHIN = (
 )
 _OF_ANSWERS = ("finish_reason", "stop_reason", "reasoning", "reasoning_content")  # beside the message
 _SYSTEMS = ("system", "instructions", "system_instruction", "systemInstruction")
+_DOTTED = ("message.", "tool_call.", "message_content.")  # keys of Phoenix's dataframes
 _WRAPPERS = ({"message"}, {"tool_call"}, {"message_content"})  # of OpenInference
 _NOTHING: tuple[Any, ...] = (None, "", "None", "null", [], {})  # some write null as a text
 
@@ -119,6 +134,8 @@ def spans_in(value: Any, trace: str = "") -> Iterator[tuple[dict[str, Any], str]
     elif isinstance(value, dict):
         if isinstance(value.get("trace"), dict) and "observations" in value:  # as Langfuse's pages export it
             value = value["trace"] | {"observations": value["observations"]}
+        if isinstance(logs := value.get("logRecords"), list):
+            value = {"logRecords": list(_with_events(logs))}
         if product_of(value) and not any(key in value for key in _HOLDERS):
             yield value, trace
             trace = str(_at(value, _PATHS["trace"]) or trace or value.get("id") or "")
@@ -127,12 +144,32 @@ def spans_in(value: Any, trace: str = "") -> Iterator[tuple[dict[str, Any], str]
                 yield from spans_in(value[key], trace)
 
 
+def _with_events(logs: list[Any]) -> Iterator[Any]:
+    """Log records of OpenTelemetry; those that are a message each are the events of one span."""
+    spans: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for log in logs:
+        about = _nested([log.get("attributes")]) if isinstance(log, dict) else {}
+        name = _at(about, "event.name") or (log.get("eventName") if isinstance(log, dict) else None)
+        if not _EVENT.fullmatch(str(name)):
+            yield log
+            continue
+        span = spans.setdefault(
+            (log.get("traceId"), log.get("spanId")), {"attributes": [], **log, "type": "chat", "events": []}
+        )
+        span["events"].append({"name": name, "attributes": {"gen_ai.event.content": _plain(log.get("body"))}})
+    yield from spans.values()
+
+
 def span_of(value: dict[str, Any], trace: str) -> Span:
     """Raises ``FieldError``: it is a call of a model whose messages are in no known form."""
     value = _nested([value]) if any(str(key).startswith("attributes.") for key in value) else value
     events = value["events"] if isinstance(value.get("events"), list) else []
     logged = [event.get("attributes") for event in events if isinstance(event, dict)]  # prompts, of some
     value = value | {"attributes": _nested([*logged, decoded(value.get("attributes"))])}
+    inside = decoded(_at(value, "attributes.events"))  # of Pydantic AI
+    for event in inside if isinstance(inside, list) else ():
+        if isinstance(event, dict):
+            events = [*events, {"name": event.get("event.name"), "attributes": {"gen_ai.event.content": event}}]
     if "run_type" in value:
         value = value | {"session_id": None}  # the project
     fields = {name: _at(value, paths) for name, paths in _PATHS.items()}
@@ -155,7 +192,7 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
         asked, answered = _of_events(events)
         span.asked, span.answered = span.asked or asked, span.answered or answered
         span.answered = decoded(span.answered)
-        system = _at({"answered": span.answered} | value, "attributes.gen_ai.system_instructions answered.instructions")
+        system = _at({"answered": span.answered} | value, _SYSTEM)
         span.asked = _with_roles(_messages(span.asked, "user", span.left_out))
         span.asked[:0] = [{"role": "system", "content": decoded(system)}] if system else []
         if isinstance(span.answered, dict) and "toolCalls" in span.answered:  # of the AI SDK
@@ -163,8 +200,16 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
                 "content": span.answered.get("text"),
                 "tool_calls": decoded(span.answered.pop("toolCalls")),
             }
+        if isinstance(span.answered, list) and _are_choices(span.answered):
+            span.left_out["other answer"] += len(span.answered) - 1
+            span.answered = span.answered[:1]
         span.answered = _messages(span.answered, "assistant", span.left_out)
     return span
+
+
+def _are_choices(answers: list[Any]) -> bool:
+    """Whether each answer is an alternative to the others, which OpenTelemetry says by a reason why each one ended."""
+    return len(answers) > 1 and all(isinstance(one, dict) and "finish_reason" in one for one in answers)
 
 
 def _of_events(events: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -178,7 +223,7 @@ def _of_events(events: list[Any]) -> tuple[list[Any], list[Any]]:
         if match and match[1] and isinstance(body, dict):
             asked.append({"role": match[1], **body, "tool_calls": decoded(body.get("tool_calls"))})
         elif match and isinstance(body, dict):
-            answered.append(body)
+            answered.append({"finish_reason": "", **body})
     return asked, answered
 
 
@@ -222,7 +267,9 @@ def _plain(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """With lists for objects of the keys 0, 1, ..., and without the wrappers of OpenInference."""
+    """With lists for objects of the keys 0, 1, ..., and without the wrappers of OpenInference, dotted or not."""
+    if isinstance(value, dict) and any(str(key).startswith(_DOTTED) for key in value):
+        return _listed(_nested([value]))
     if isinstance(value, dict) and value.keys() in _WRAPPERS and isinstance(inner := next(iter(value.values())), dict):
         value = {"content": inner.get("contents")} | {key: kept for key, kept in inner.items() if key != "contents"}
         value = inner if "contents" not in inner else value

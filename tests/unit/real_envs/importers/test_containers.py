@@ -13,7 +13,7 @@ import pytest
 from real_envs.errors import UserError
 from real_envs.importers.formats import find_format
 from real_envs.trajectory import StopReason
-from tests.support.imported import agent, items, left_out, only_of, steps, text, user
+from tests.support.imported import agent, items, left_out, only, only_of, steps, text, user
 
 
 def line(uuid: str, parent: str | None, kind: str, content: Any, **more: Any) -> dict[str, Any]:
@@ -37,13 +37,14 @@ def test_sessions_of_claude_code_and_their_side_chains_are_episodes(tmp_path: Pa
         line("u6", "u5", "assistant", [text("One file.")]),
         line("u6", "u5", "assistant", [text("One file.")]),
         line("u7", "u6", "assistant", [text("API Error: 529")], isApiErrorMessage=True),
+        {"type": "summary", "summary": "One file"},
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
     (main, side), _ = items(path)
     assert (main.start, main.agent, side.start) == ("List it.", "m", "Search.")
     assert steps(main) == [('Looking.\nBash({"command": "ls"})', "a.py"), ("One file.", "")]
     assert main.turns[0].info["log.thought"] == "ls"
-    assert left_out(main) == {"line of type summary": 1, "message of the program": 1}
+    assert left_out(main) == {"line of type summary": 2, "message of the program": 1}
     assert steps(side) == [("Found.", "")]
 
 
@@ -164,6 +165,8 @@ def test_the_path_that_the_user_left_in_chatgpts_export_is_the_dialogue(tmp_path
     assert left_out(episode) == {"image": 1}
     assert episode.turns[-1].info["log.messages_of_other_branches"] == 1
     assert refusal.record == "record 2"
+    path.write_text(json.dumps([{"id": "k", "mapping": mapping}]))  # nothing says where the user was
+    assert steps(only(path)) == steps(episode)
     mapping |= chatgpt("a", "o", "assistant", {"content_type": "hologram", "parts": ["?"]})
     path.write_text(json.dumps([export]))
     assert ["hologram" in one.reason for one in items(path)[1]] == [True]

@@ -36,6 +36,10 @@ SAID = [
         ({"is_completed": False}, Stop.TURN_LIMIT),
         ({"is_completed": True}, None),
         ({"done": True}, Stop.TERMINATED),
+        ({"info": {"TimeLimit.truncated": True}, "done": True}, Stop.TURN_LIMIT),
+        ({"metadata": {"stop_reason": "max_tokens"}}, Stop.CONTEXT_LIMIT),
+        ({"termination_reason": "unknown"}, None),
+        ({"exception_info": {"exception_type": "AgentTimeoutError"}}, Stop.ENV_TIMEOUT),
         ({"truncated": True, "terminated": False}, Stop.TURN_LIMIT),
         ({"stop_condition": "max_score_reached"}, Stop.TERMINATED),  # of the task, not a limit of ours
         ({"stop_condition": "no_errors_left"}, Stop.TERMINATED),

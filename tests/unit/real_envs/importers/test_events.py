@@ -164,6 +164,25 @@ LINES: dict[str, list[dict[str, Any]]] = {
         event("ObservationEvent", "environment", observation={"content": [text(SEEN)], "is_error": False}),
         event("MessageEvent", "agent", llm_message=agent([text(SAID)])),
     ],
+    "strands": [
+        {"message_id": i, "created_at": "t", "message": message}
+        for i, message in enumerate((
+            user([{"text": ASKED}]),
+            agent([{"reasoningContent": {"reasoningText": {"text": THOUGHT}}},
+                   {"toolUse": {"toolUseId": "c", "name": "ls", "input": GIVEN}}]),
+            user([{"toolResult": {"toolUseId": "c", "status": "success", "content": [{"text": SEEN}]}}]),
+            agent([{"text": SAID}]),
+        ))
+    ],
+    "codex of 2025": [
+        {"id": "s", "timestamp": "t", "instructions": None},
+        {"record_type": "state"},
+        user([{"type": "input_text", "text": ASKED}]) | {"type": "message"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": THOUGHT}]},
+        CALL | {"type": "function_call"},
+        {"type": "function_call_output", "output": SEEN},
+        agent([{"type": "output_text", "text": SAID}]) | {"type": "message"},
+    ],
     "letta": [
         {"message_type": "user_message", "content": ASKED},
         {"message_type": "reasoning_message", "reasoning": THOUGHT},
@@ -175,6 +194,7 @@ LINES: dict[str, list[dict[str, Any]]] = {
 COUNTED = {
     "claude's stream": {"line of type system": 1, "line of type result": 1},
     "codex exec": {"line of type thread.started": 1},
+    "codex of 2025": {"line of type session": 2},
     "gemini's stream": {"line of type init": 1, "line of type result": 1},
     "copilot": {"line of type session.start": 1, "line of a sub-agent": 1},
     "pi": {"line of type session": 1, "line of type model_change": 1},
@@ -226,6 +246,40 @@ RECORDS: dict[str, Any] = {
         {"role": "tool", "contents": [{"type": "function_result", "call_id": "c", "result": SEEN}]},
         {"role": "assistant", "contents": [text(SAID)]},
     ]},
+    "semantic kernel": {"messages": [
+        {"role": "user", "content_type": "message", "items": [{"content_type": "text", "text": ASKED}]},
+        {"role": "assistant", "items": [{"content_type": "reasoning", "text": THOUGHT},
+                                        CALL | {"content_type": "function_call", "plugin_name": None}]},
+        {"role": "tool", "items": [{"content_type": "function_result", "id": "c", "name": "ls", "result": SEEN}]},
+        {"role": "assistant", "items": [{"content_type": "text", "text": SAID}], "finish_reason": "stop"},
+    ]},
+    "semantic kernel of .NET": [
+        {"Role": {"Label": "user"}, "Items": [{"$type": "TextContent", "Text": ASKED}]},
+        {"Role": {"Label": "Assistant"}, "Items": [
+            {"$type": "ReasoningContent", "Text": THOUGHT},
+            {"$type": "FunctionCallContent", "Id": "c", "FunctionName": "ls", "Arguments": GIVEN}]},
+        {"Role": {"Label": "tool"}, "Items": [{"$type": "FunctionResultContent", "CallId": "c", "Result": SEEN}]},
+        {"Role": {"Label": "assistant"}, "Items": [{"$type": "TextContent", "Text": SAID}]},
+    ],
+    "microsoft's extensions": [
+        {"role": "user", "contents": [{"$type": "text", "text": ASKED}]},
+        {"role": "assistant", "contents": [
+            {"$type": "reasoning", "text": THOUGHT}, {"$type": "usage", "details": {"inputTokenCount": 9}},
+            {"$type": "functionCall", "callId": "c", "name": "ls", "arguments": GIVEN}]},
+        {"role": "tool", "contents": [{"$type": "functionResult", "callId": "c", "result": SEEN}]},
+        {"role": "assistant", "contents": [{"$type": "text", "text": SAID}]},
+    ],
+    "a team of autogen": {"type": "TeamState", "agent_states": {
+        "manager": {"type": "RoundRobinManagerState", "message_thread": []},
+        "solver": {"agent_state": {"llm_context": {"messages": [
+            {"type": "UserMessage", "source": "planner", "content": ASKED},
+            {"type": "AssistantMessage", "source": "solver", "content": [CALL], "thought": THOUGHT},
+            {"type": "FunctionExecutionResultMessage", "content": [{"call_id": "c", "content": SEEN}]},
+            {"type": "AssistantMessage", "source": "solver", "content": SAID}]}}}}},
+    "rllm": {"id": "t:0", "is_correct": True, "termination_reason": "unknown", "trajectories": [{"steps": [
+        {"chat_completions": [user(ASKED), agent(tool_calls=[CALL], reasoning=THOUGHT)], "action": "ls"},
+        {"chat_completions": [user(ASKED), agent(tool_calls=[CALL]), {"role": "env", "content": SEEN}, agent(SAID)]},
+    ]}]},
     "pydantic ai": [
         {"kind": "request", "parts": [part("user-prompt", content=ASKED)]},
         {"kind": "response", "parts": [part("thinking", content=THOUGHT),
@@ -335,3 +389,57 @@ def test_errors_of_tools_are_marked(tmp_path: Path) -> None:
     ):
         episode = only_of(tmp_path, {"messages": [user(ASKED), calls, answer, agent(SAID)]})
         assert (steps(episode)[0][1], episode.turns[0].info["log.is_error"]) == ("no", True)
+
+
+def call_of(name: str) -> dict[str, Any]:
+    return {"id": name, "name": name, "arguments": {}}
+
+
+PARALLEL: dict[str, list[Any]] = {
+    "atif": [{"step_id": 1, "source": "user", "message": ASKED},
+             {"step_id": 2, "source": "agent", "message": "",
+              "tool_calls": [{"tool_call_id": n, "function_name": n, "arguments": {}} for n in "ab"],
+              "observation": {"results": [{"source_call_id": n, "content": n.upper()} for n in "ba"]}},
+             {"step_id": 3, "source": "agent", "message": "Old.", "is_copied_context": True}],
+    "copilot": [{"type": "user.message", "data": {"content": ASKED}},
+                {"type": "assistant.message", "data": {"toolRequests": list(map(call_of, "ab"))}},
+                *({"type": "tool.execution_complete", "data": {"success": True, "toolCallId": n, "result": n.upper()}}
+                  for n in "ba")],
+    "gemini": [{"role": "user", "parts": [{"text": ASKED}]},
+               {"role": "model", "parts": [{"functionCall": {"id": n, "name": n, "args": {}}} for n in "ab"]},
+               {"role": "user", "parts": [{"functionResponse": {"id": n, "response": {"output": n.upper()}}}
+                                          for n in "ba"]}],
+    "gemini's stream": [{"type": "message", "role": "user", "content": ASKED},
+                        *({"type": "tool_use", "tool_id": n, "tool_name": n, "parameters": {}} for n in "ab"),
+                        *({"type": "tool_result", "tool_id": n, "output": n.upper()} for n in "ba")],
+    "goose": [user([text(ASKED)]),
+              agent([{"type": "toolRequest", "id": n, "toolCall": {"value": {"name": n, "arguments": {}}}}
+                     for n in "ab"]),
+              user([{"type": "toolResponse", "id": n, "toolResult": {"value": [text(n.upper())]}} for n in "ba"])],
+    "letta": [{"message_type": "user_message", "content": ASKED},
+              *({"message_type": "tool_call_message", "tool_call": call_of(n)} for n in "ab"),
+              *({"message_type": "tool_return_message", "tool_call_id": n, "tool_return": n.upper()} for n in "ba")],
+    "openhands": [event("MessageEvent", "user", llm_message=user([text(ASKED)])),
+                  *(event("ActionEvent", "agent", tool_call=call_of(n)) for n in "ab"),
+                  *(event("ObservationEvent", "environment", tool_call_id=n, observation={"content": n.upper()})
+                    for n in "ba")],
+    "pydantic ai": [
+        {"kind": "request", "instructions": "", "parts": [part("user-prompt", content=ASKED)]},
+        {"kind": "response", "parts": [part("tool-call", tool_name=n, args={}, tool_call_id=n) for n in "ab"]},
+        {"kind": "request", "parts": [part("tool-return", tool_name=n, tool_call_id=n, content=n.upper())
+                                      for n in "ba"]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", PARALLEL)
+def test_answers_to_calls_made_at_once_stand_in_the_order_of_the_calls(tmp_path: Path, program: str) -> None:
+    episode = only_of(tmp_path, *PARALLEL[program])
+    assert (episode.start, steps(episode)) == (ASKED, [("a({})\nb({})", "A\nB")])
+    assert left_out(episode) == ({"copied step": 1} if program == "atif" else {})
+
+
+def test_instructions_that_stand_in_each_request_are_read_once(tmp_path: Path) -> None:
+    told = [{**message, "instructions": "Be brief."} for message in RECORDS["pydantic ai"]]
+    episode = only_of(tmp_path, told, name="log.json")
+    assert (episode.start, steps(episode)) == (f"Be brief.\n\n{ASKED}", STEPS)
+    assert sum(left_out(episode).values()) == 3

@@ -401,7 +401,7 @@ def test_what_is_in_no_known_format_is_said_with_what_is_there(tmp_path: Path) -
     path = write(tmp_path / "a.jsonl", '{"prompt": "x", "response": "y"}')
     none, cut = tmp_path / "none.json", tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b'{"turns": [{"action": "a"}]}\n' * 9)[:-20])
-    refused(lambda: find_format("auto", path), str(path), "prompt, response", "huggingface")
+    refused(lambda: find_format("auto", path), str(path), "'prompt' and 'response'", "huggingface")
     near = write(tmp_path / "near.jsonl", '{"conversation": {"role": "user"}, "reward": 1}')
     refused(lambda: find_format("auto", near), "conversation, reward", "nearest is openai", "'messages'")
     spoken = write(tmp_path / "spoken.jsonl", '{"conversations": [{"speaker": "human", "value": "x"}]}')

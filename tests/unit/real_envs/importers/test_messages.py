@@ -88,7 +88,7 @@ def test_anthropic_blocks_are_calls_answers_and_thoughts(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_refuses_the_episode_by_its_field(tmp_path: Path, messages: list[Any], field: str) -> None:
-    (bad, good) = imported(tmp_path / "a.jsonl", {"messages": messages}, {"messages": [user("x"), agent("y")]})
+    (bad, good) = imported(tmp_path / "a.jsonl", {"messages": messages}, {"messages": [user("z"), agent("y")]})
     assert isinstance(bad, RejectedRecord)
     assert (bad.file, bad.record, bad.field) == (tmp_path / "a.jsonl", "line 1", field)
     assert "\n" not in str(bad)

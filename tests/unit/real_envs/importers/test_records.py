@@ -150,6 +150,9 @@ def test_an_object_with_a_list_of_objects_is_one_record_whatever_stands_before_i
     trajectory = {"info": {"exit_status": "Submitted"}, "messages": [{"role": "user"}], "format": "1"}
     (tmp_path / "a.json").write_text(json.dumps(trajectory))
     assert values(tmp_path / "a.json") == [trajectory]
+    rollout = {"info": {"id": 1}, "prompt": "2+2?", "completion": "4"}
+    (tmp_path / "c.json").write_text(json.dumps(rollout, indent=1))
+    assert values(tmp_path / "c.json") == [rollout]
     named = {"0": {"a": 1}, "mean": 0.5, "ids": [1, 2]}
     (tmp_path / "b.json").write_text(json.dumps(named))
     assert values(tmp_path / "b.json") == [{"a": 1}, 0.5, [1, 2]]
@@ -200,3 +203,19 @@ def test_packed_files_are_known_by_their_first_bytes(tmp_path: Path, pack: Calla
     (tmp_path / "cut.jsonl").write_bytes(pack(b'{"a": 1}\n' * 9)[:-9])
     with pytest.raises((OSError, EOFError)):
         values(tmp_path / "cut.jsonl")
+
+
+@pytest.mark.parametrize("between", [":", " : "])
+@pytest.mark.parametrize(("name", "form"), [("a.jsonl", "%s\n%s"), ("a.json", "[%s,\n%s]")])
+def test_an_object_that_has_a_key_twice_with_two_values_is_no_record(
+    tmp_path: Path, name: str, form: str, between: str
+) -> None:
+    for inner in ('"reward"%s1, "a": {"reward": 1}, "reward"%s0', '"a": [{"b"%s"\\\\", "reward": 1, "reward"%s0}]'):
+        broken, good = inner % (between, between), '"a": "\\"reward\\":", "b": 1, "b": 1'
+        (tmp_path / name).write_text(form % (f"{{{broken}}}", f"{{{good}}}"))
+        wrong, right = values(tmp_path / name)
+        assert isinstance(wrong, FieldError)
+        assert (wrong.field, right) == ("reward", {"a": '"reward":', "b": 1})
+    (tmp_path / "b.json").write_text('{"prompt": "x",\n"reward": 1,\n"reward": 0}')
+    (alone,) = values(tmp_path / "b.json")
+    assert isinstance(alone, FieldError)

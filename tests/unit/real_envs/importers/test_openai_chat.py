@@ -1,0 +1,162 @@
+"""Which records are chats, and which only a part of one. If these fail, one dialogue counts as many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from real_envs.errors import UserError
+from real_envs.importers.formats import find_format
+from real_envs.importers.openai_chat import latest_states
+from real_envs.importers.records import Record
+from tests.support.imported import agent, items, left_out, only, steps, user, write
+
+SEEN = {"role": "tool", "content": "a.py"}
+WHOLE = [user("List."), agent("ls"), SEEN, agent("One.")]
+STATES = [WHOLE[:n] for n in (1, 2, 4)]
+
+
+def lines(*records: object) -> str:
+    return "\n".join(map(json.dumps, records))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("form", [lambda m: {"values": {"messages": m}, "next": []}, lambda m: {"messages": m}, list])
+def test_states_of_one_dialogue_as_it_grew_are_one_episode(tmp_path: Path, form: Any, order: int) -> None:
+    other = form([user("Stop."), agent("OK.")])
+    path = write(tmp_path / "a.jsonl", lines(*[form(state) for state in STATES[::order]], other))
+    (episode, second), refusals = items(path)
+    assert refusals == []
+    assert (steps(episode), steps(second)) == ([("ls", "a.py"), ("One.", "")], [("OK.", "")])
+    assert (left_out(episode), left_out(second)) == ({"earlier state of the dialogue": 2}, {})
+
+
+def test_rows_of_a_table_may_be_states_of_one_dialogue(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"messages": [[user("List."), agent("ls")], [user("List."), agent("ls"), agent("One.")]]}),
+                   tmp_path / "a.parquet")  # fmt: skip
+    assert left_out(only(tmp_path / "a.parquet")) == {"earlier state of the dialogue": 1}
+
+
+@pytest.mark.parametrize("own", [{"reward": 1.0}, {"success": False}, {"id": "a"}])
+def test_an_episode_with_an_outcome_or_a_name_is_no_state_of_another(tmp_path: Path, own: dict[str, Any]) -> None:
+    short, long = {"messages": WHOLE[:2]} | own, {"messages": WHOLE}
+    for pair in ((short, long), (long, short), ({"messages": WHOLE[:2]}, {"messages": WHOLE[:2]})):
+        episodes, _ = items(write(tmp_path / "a.jsonl", lines(*pair)))
+        assert [left_out(episode) for episode in episodes] == [{}, {}]
+
+
+def test_what_was_read_before_a_file_breaks_off_is_kept() -> None:
+    def breaking() -> Iterator[Record]:
+        yield Record("line 1", {"messages": WHOLE[:2]})
+        yield Record("line 2", {"messages": WHOLE})
+        raise EOFError
+
+    read: list[Record] = []
+    with pytest.raises(EOFError):
+        read.extend(latest_states(breaking()))
+    assert [record.where for record in read] == ["line 2"]
+
+
+@pytest.mark.parametrize(
+    ("more", "read"),
+    [
+        ({"completion": "a <search>b</search>\n<information>c</information> d"}, False),
+        ({"completion": "abc", "completion_mask": [1, 0, 1, 0]}, False),
+        ({"completion": "abc", "completion_mask": [0, 1, 1, 0, 0]}, True),
+        ({"completion": "an <information> tag"}, True),
+        ({"response": "abc", "loss_mask": [1, 0, 1]}, False),
+    ],
+)
+def test_a_text_that_holds_answers_of_tools_is_no_action(tmp_path: Path, more: dict[str, Any], read: bool) -> None:
+    path = write(tmp_path / "a.jsonl", lines({"prompt": [user("Find b.")]} | more))
+    episodes, refusals = items(path)
+    assert (len(episodes), len(refusals)) == (read, not read)
+    with pytest.raises(UserError, match="nobody can tell who wrote what"):
+        find_format(
+            "auto", write(path, lines({"input_prompt": "x", "output_response": "<observation>y</observation>"}))
+        )
+
+
+@pytest.mark.parametrize(
+    ("message", "read"),
+    [
+        ({"role": "tool", "output": "42"}, "42"),
+        ({"role": "tool", "result": {"a": 1}}, '{"a": 1}'),
+        ({"role": "tool", "stdout": "42"}, None),
+        ({"role": "tool", "id": "c", "finished_at": "today"}, ""),
+    ],
+)
+def test_an_answer_under_another_name_is_read_or_refused(tmp_path: Path, message: Any, read: str | None) -> None:
+    path = write(tmp_path / "a.jsonl", lines({"messages": [user("Add."), agent("add"), message, agent("42.")]}))
+    episodes, refusals = items(path)
+    assert [episode.turns[0].observation for episode in episodes] == ([] if read is None else [read])
+    assert [refusal.field for refusal in refusals] == ["messages[2].content"] * (read is None)
+
+
+@pytest.mark.parametrize("field", [{"action": "go"}, {"content": None, "tool_call": {"name": "f"}}])
+def test_a_message_whose_action_nobody_knows_is_refused(tmp_path: Path, field: dict[str, Any]) -> None:
+    _, (refusal,) = items(write(tmp_path / "a.jsonl", lines({"messages": [user("?"), {"role": "assistant"} | field]})))
+    assert refusal.field == "messages[1].content"
+
+
+def test_answers_of_tau2_that_stand_in_one_message_are_read(tmp_path: Path) -> None:
+    both = [{"role": "tool", "id": name, "content": name, "requestor": "assistant"} for name in "ab"]
+    calls = agent(tool_calls=[{"id": name, "name": name, "arguments": {}} for name in "ba"])
+    record = {"messages": [user("Hi"), calls, {"role": "tool", "tool_messages": both}, agent("Done.")]}
+    assert steps(only(write(tmp_path / "a.jsonl", lines(record)))) == [("b({})\na({})", "b\na"), ("Done.", "")]
+
+
+def test_what_a_program_wrote_below_an_action_is_its_answer(tmp_path: Path) -> None:
+    acted, said = "Thought: t\nAction: s\nAction Input: 1", agent("Final Answer: 3")
+    path = write(tmp_path / "a.jsonl", lines({"messages": [user("?"), agent(f"{acted}\nObservation: r"), said]}))
+    assert steps(only(path)) == [(acted, "r"), ("Final Answer: 3", "")]
+    made_up = f"{acted}\nObservation: r"  # as the answer shows
+    write(path, lines({"messages": [user("?"), agent(made_up), user("Observation: x"), said]}))
+    assert steps(only(path))[0] == (made_up, "Observation: x")
+    write(path, lines({"messages": [user("?"), agent(f"{made_up}\nThought: k\nFinal Answer: 3")]}))
+    _, (refusal,) = items(path)
+    assert refusal.field == "messages[1]"
+
+
+def test_updates_of_a_graph_are_one_dialogue_where_its_tools_are_among_them(tmp_path: Path) -> None:
+    call = {"type": "ai", "content": "", "tool_calls": [{"name": "f", "args": {}, "id": "c"}]}
+    updates = [{"agent": {"messages": [call]}}, {"tools": {"messages": [{"type": "tool", "content": "r"}]}}]
+    updates.append({"agent": {"messages": [{"type": "ai", "content": "Done."}]}})
+    path = write(tmp_path / "a.jsonl", lines(*updates))
+    assert steps(only(path)) == [("f({})", "r"), ("Done.", "")]
+    episodes, _ = items(write(path, lines(updates[0], updates[2])))
+    assert len(episodes) == 2
+
+
+def test_events_of_a_folder_are_joined_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    _, (refusal,) = items(write(tmp_path / "10.json", {"source": "agent", "action": "run", "args": {"command": "ls"}}))
+    assert "sort -V" in refusal.reason
+
+
+def test_a_step_of_rllm_that_is_another_dialogue_is_refused_by_its_field(tmp_path: Path) -> None:
+    chats = [[user("Solve."), agent("4")], [user("Judge 4."), agent("right")], [user("Solve."), agent("5")]]
+    for first, second in pairwise(chats):
+        trajectory = {"name": "a", "steps": [{"chat_completions": first}, {"chat_completions": second}]}
+        _, (refusal,) = items(write(tmp_path / "a.jsonl", lines({"id": "t:1", "trajectories": [trajectory]})))
+        assert refusal.field == "steps[1].chat_completions"
+
+
+def test_rewards_of_rllm_are_of_the_trajectory_or_of_its_steps(tmp_path: Path) -> None:
+    made = [{"chat_completions": WHOLE[:2], "reward": 0.25}, {"chat_completions": WHOLE, "reward": 0.5}]
+    episode = {"id": "t:1", "is_correct": True, "termination_reason": "max_turns_exceeded"}
+    first = {"name": "solver", "reward": 1.0, "steps": made}
+    record = episode | {"trajectories": [first, first | {"name": "judge", "reward": None}]}
+    (solver, judge), _ = items(write(tmp_path / "a.jsonl", lines(record)))
+    assert [(one.id, one.task_id, one.agent) for one in (solver, judge)] == [
+        ("t:1/0", "t", "solver"),
+        ("t:1/1", "t", "judge"),
+    ]
+    assert [turn.reward for turn in (*solver.turns, *judge.turns)] == [0.0, 1.0, 0.25, 0.5]
+    assert (solver.success, solver.stop.value) == (True, "turn_limit")
