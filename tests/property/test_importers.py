@@ -31,7 +31,8 @@ llm_message system_prompt tool_call tool_name part_kind message_type tool_return
 blocks block_type contents toolCall toolResult status session_id channel parentId delta contextItems callId transcript
 intermediate_steps tool_name_0 responses_create_params tool_call_result origin executableCode approve episodes
 Role Items Label Text $type pluginName items tool_messages message_id record_type instructions timestamp exception_info
-chat_completions trajectories is_correct agent_state llm_context loss_mask is_copied_context num_turns TimeLimit.truncated
+chat_completions trajectories is_correct agent_state llm_context loss_mask is_copied_context num_turns
+TimeLimit.truncated
 """
 SPEAKERS = ["user", "assistant", "tool", "system", "human", "gpt", "function_call", "observation"]
 KINDS = ["text", "tool_use", "tool_result", "thinking", "reasoning", "document", "image", "ai", "response_item"]
@@ -160,8 +161,10 @@ SPAN_KEYS = """
 id trace_id traceId parent_run_id parentSpanId run_type span_data attributes inputs outputs input output type object
 start_time startTime name error scores feedback_stats observations child_runs resourceSpans spans data events response
 choices generations message messages content tool_calls key value stringValue arrayValue values session_id context
-resourceLogs scopeLogs logRecords eventName body spanId events kvlistValue system request_body response_body finish_reason
-gen_ai.input.messages gen_ai.output.messages message.role message.content event.name gen_ai.prompt.0.content gen_ai.prompt.x llm.input_messages.0.message ai.response.toolCalls role
+resourceLogs scopeLogs logRecords eventName body spanId events kvlistValue system request_body response_body
+finish_reason
+gen_ai.input.messages gen_ai.output.messages message.role message.content event.name gen_ai.prompt.0.content
+gen_ai.prompt.x llm.input_messages.0.message ai.response.toolCalls role
 """
 SPAN_WORDS = st.sampled_from(
     [
