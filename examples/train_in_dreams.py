@@ -9,9 +9,11 @@ import torch
 
 from imagination.data.batches import epoch_batches
 from imagination.data.examples import imitation_row
-from imagination.learning.advantages import group_relative
+from imagination.learning.advantages.group import group_relative
 from imagination.learning.experience import policy_rows
-from imagination.learning.losses import LossInputs, cross_entropy_loss, ppo_clip_loss, token_logprobs
+from imagination.learning.losses.auxiliary import cross_entropy_loss
+from imagination.learning.losses.policy import ppo_clip_loss
+from imagination.learning.losses.terms import LossInputs, token_logprobs
 from imagination.rollout.dream_env import DreamEnv, Start
 from imagination.rollout.play import Provenance, plan, play_all
 from imagination.settings.algorithm_parts import PpoClip

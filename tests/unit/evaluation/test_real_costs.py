@@ -52,7 +52,8 @@ def test_a_price_makes_nothing_again() -> None:
     config = Config()
     config.env.name = "gymnasium"
     known: dict[str, Any] = {"seed": config.seed, "env": {"name": "gymnasium", "options": {}}}
-    known |= {"games": asdict(config.games), "collect": asdict(config.collect)}
+    games = {key: value for key, value in asdict(config.games).items() if key != "focus"}  # there was none either
+    known |= {"games": games, "collect": asdict(config.collect)}
     then = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
     textworld = Config()
     whole = fingerprint(textworld)
