@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 # A sampled completion and the gradient of its log-probs, in numbers.
 PROGRAM = """
 import asyncio, sys, torch
-from imagination.learning.losses import token_logprobs
+from imagination.learning.losses.terms import token_logprobs
 from policy.lm.backbone import build_model
 from policy.lm.engine import Sampling
 from policy.lm.engines.inprocess.engine import InProcessEngine
