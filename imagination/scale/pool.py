@@ -88,12 +88,10 @@ class PoolCounts:
 
     Attributes:
         lost: players by kind of loss.
-        given_up: groups that lost too many players.
         busy_seconds: of all players together, with at least one group each.
     """
 
     lost: Counter[str] = field(default_factory=Counter)
-    given_up: int = 0
     busy_seconds: float = 0.0
 
 
@@ -218,7 +216,6 @@ class PlayerPool:
                 self._loaded.pop(place, None)
             in_a_row = in_a_row + 1 if self._played[place] == played else 1
             for number in self._dispatcher.lost(place):
-                self.counts.given_up += 1
                 group = self._groups[number]
                 self._finish(number, [_failed(episode, group, reason) for episode in group.episodes])
             if in_a_row >= self.limits.attempts:
