@@ -26,8 +26,7 @@ from policy.lm.render import ChatFormat
 from real_envs.env import Task
 from real_envs.scripted_agents import deal
 from real_envs.trajectory import Source
-from real_envs.world import find_world
-from real_envs.worlds.textworld_express import ExpressSettings
+from real_envs.worlds.textworld_express import ExpressSettings, TextWorldExpress
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.world_model import RuledWorldModel
 from worldmodel.text import TextWorldModel
@@ -86,11 +85,10 @@ async def train(real, behaviours, imitation_steps, updates, groups=12, group_siz
     # 3. A policy: the base model imitates the mediocre agents of the log.
     model, _ = load_checkpoint(str(BASE_FOLDER))
     imitate(model, [imitation_row(chat, t) for t in log if t.agent.startswith("noisy-0.2")], imitation_steps)
-    engine = InProcessEngine(model, 2048)
-    policy = LanguageModelAgent(engine, chat)
+    policy = LanguageModelAgent(InProcessEngine(model, 2048), chat)
 
     async def play(episodes, make_env, provenance, concurrency):
-        engine.update_weights()
+        policy.engine.update_weights()
         played = await play_all(episodes, make_env, policy, provenance, TURNS, concurrency)
         return played, sum(t.solved for t in played) / len(played)
 
@@ -112,7 +110,7 @@ async def train(real, behaviours, imitation_steps, updates, groups=12, group_siz
 
 
 def main(games=200, unseen=50, imitation_steps=100, updates=20):
-    world = find_world("textworld_express")
+    world = TextWorldExpress()
     with tempfile.TemporaryDirectory() as folder:
         world.generate(Path(folder), {"train": games, "heldout": unseen}, 0, GAME, lambda done, total: None, 1)
         return asyncio.run(train(world.open(Path(folder), True, 1), world.behaviours([]), imitation_steps, updates))

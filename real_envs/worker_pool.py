@@ -72,10 +72,7 @@ def real_interaction() -> PoolStats:
 
 def count_elsewhere(stats: PoolStats) -> None:
     """Adds what another process did for this one."""
-    _add(_TOTAL.get(), stats)
-
-
-def _add(total: PoolStats, stats: PoolStats) -> None:
+    total = _TOTAL.get()
     for f in fields(stats):
         setattr(total, f.name, getattr(total, f.name) + getattr(stats, f.name))
 

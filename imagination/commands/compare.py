@@ -32,6 +32,7 @@ from imagination.settings import Config, UserError
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.files import read_json, write_atomically
+from real_envs.grouping import grouped
 from real_envs.screens import FOLDER
 from real_envs.store import TrajectoryStore
 from real_envs.store.codec import nearest
@@ -208,7 +209,6 @@ def _unseen(session: Session, store: TrajectoryStore | None, split: str) -> list
 
 def _choose(log: Sequence[Trajectory], per_task: int, tasks: int | None) -> list[Trajectory]:
     """The same few of each task every time, whoever played them."""
-    chosen: dict[str, list[Trajectory]] = {}
-    for episode in sorted(log, key=lambda t: hashlib.sha256(t.id.encode()).digest()):
-        chosen.setdefault(episode.task_id, []).append(episode)
+    shuffled = sorted(log, key=lambda t: hashlib.sha256(t.id.encode()).digest())
+    chosen = grouped(shuffled, lambda t: t.task_id)
     return [episode for task in sorted(chosen)[:tasks] for episode in chosen[task][:per_task]]

@@ -72,8 +72,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
         world_models.check_room(config.worldmodel, config.dream)
         session = Session(config, run)
         train = rewarded(run, session.log.train, config.worldmodel.goal)
-        chosen = chosen_model(run, config.worldmodel, config.vocab_size, train)
-        settings = replace(config.worldmodel, model=chosen)
+        settings = replace(config.worldmodel, model=chosen_model(run, config.worldmodel, config.vocab_size, train))
         form, thoughts = world_models.form_of(settings, train), world_models.thoughts_of(config.worldmodel, train)
         known = load_tokenizer(BASE_FOLDER) if settings.model == BASE else None
         examples = WorldModelExamples.of(train, form, settings, config.fit, config.seed, known)

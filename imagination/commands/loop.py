@@ -115,15 +115,10 @@ def check(config: Config) -> None:
         raise UserError("probes of the tripwires are not in loop.budget: set tripwires.real_episodes=0")
     if config.train.tasks != "train":
         raise UserError(f"the loop plays training tasks: set train.tasks=train, not {config.train.tasks}")
-    if config.worldmodel.kind == "diffusion":
+    if lacks := {"diffusion": "only bounds", "code": "does not have"}.get(config.worldmodel.kind):
         raise UserError(
             "the loop compares versions of the world model by the log-probability of held-back turns, which "
-            "worldmodel.kind=diffusion only bounds: set worldmodel.kind=text, delta or retrieval"
-        )
-    if config.worldmodel.kind == "code":
-        raise UserError(
-            "the loop compares versions of the world model by the log-probability of held-back turns, which "
-            "worldmodel.kind=code does not have: set worldmodel.kind=text, delta or retrieval"
+            f"worldmodel.kind={config.worldmodel.kind} {lacks}: set worldmodel.kind=text, delta or retrieval"
         )
     if config.loop.price and not config.env.price:
         raise UserError("loop.price limits what real steps cost: set env.price, the price of one")

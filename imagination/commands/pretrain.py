@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +85,24 @@ def pretrain(config: Config, folder: Path) -> None:
         run.update({"base": {"parameters": model.num_parameters(), "epochs": epochs, **counts}})
 
 
-def _corpus(config: Config, run: RunFolder) -> tuple[dict[str, CorpusWorld], Path]:
+def _corpus(config: Config, run: RunFolder) -> tuple[Mapping[str, CorpusWorld], Path]:
     """The worlds of the corpus and the folder where it lies, with its tokenizer; it is made as far as it is missing."""
     settings = config.pretrain
     if settings.corpus:  # of another run, or from another machine
         return {name: world for name, world in settings.worlds.items() if world.share}, Path(settings.corpus)
-    worlds, home = corpus.known_worlds(settings.worlds), run.path
-    left_out = corpus.held_out_starts(settings.leave_out)
-    corpus.declare_corpus(settings, worlds, home / "corpus", config.seed, config.vocab_size)
+    made = corpus.Corpus(
+        settings,
+        corpus.known_worlds(settings.worlds),
+        run.path / "corpus",
+        config.seed,
+        corpus.held_out_starts(settings.leave_out),
+    )
+    made.declare(config.vocab_size)
     makers = settings.makers or cores()
     with ProcessPoolExecutor(makers, mp_context=multiprocessing.get_context("spawn")) as executor:
-        _make_tokenizer(config, run, home / "tokenizer", worlds, executor)
-        place = home / "corpus"
-        corpus.make_corpus(settings, worlds, home / "tokenizer", place, config.seed, executor, left_out)
-    return worlds, home
+        _make_tokenizer(config, run, made, executor)
+        made.make(executor)
+    return made.worlds, run.path
 
 
 _CARD = """---
@@ -150,14 +153,13 @@ def _card(
     )
 
 
-def _make_tokenizer(
-    config: Config, run: RunFolder, place: Path, worlds: Mapping[str, CorpusWorld], executor: Executor
-) -> None:
-    """Trained on a sample of the corpus; made once."""
+def _make_tokenizer(config: Config, run: RunFolder, made: corpus.Corpus, executor: Executor) -> None:
+    """Trained on a sample of the corpus, from which nothing is left out; made once."""
+    place = run.path / "tokenizer"
     if not (place / "tokenizer.json").exists():
         larger = replace(config.pretrain, shard_characters=_SAMPLE * config.pretrain.shard_characters)
-        play = partial(corpus.play_shard, larger, worlds, config.seed, number=-1)
-        sample = [future.result() for future in [executor.submit(play, name=name) for name in worlds]]
+        play = replace(made, settings=larger, left_out=()).play
+        sample = [future.result() for future in [executor.submit(play, name, -1) for name in made.worlds]]
         run.update({"sample_steps": sum(played.real_steps for played in sample)})
         episodes = [episode for played in sample for episode in played.episodes]
         turns = [turn for episode in episodes for turn in episode.turns]

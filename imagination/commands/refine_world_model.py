@@ -96,13 +96,8 @@ def no_worse(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 def check(config: Config) -> Algorithm:
     """The algorithm that refines. Raises ``UserError``: the settings cannot work together."""
-    settings = config.refine
-    if settings.group_size < 2:
+    if config.refine.group_size < 2:
         raise UserError("refine.group_size must be 2 or more: GRPO compares the answers to one action")
-    if settings.turns < 1 or settings.updates < 1:
-        raise UserError("refine.turns and refine.updates must be 1 or more")
-    if not 0 <= settings.supervised_share < 1:
-        raise UserError(f"refine.supervised_share must lie in [0, 1), got {settings.supervised_share}")
     algorithm = build_algorithm(grpo(config))
     if config.worldmodel.members > 1:
         raise UserError("an ensemble cannot be refined, only a single model: set worldmodel.members=1")

@@ -24,6 +24,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError
 from real_envs.files import write_atomically
+from real_envs.grouping import grouped
 from real_envs.screens import FOLDER, keep
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
@@ -176,9 +177,7 @@ def compare_screens(config: Config, folder: Path) -> None:
     turns, frames = screenshots(run, held, settings.shrink)
     _check_fits(config.worldmodel.screen, model, frames, run)
     world = _text_world(session, model)
-    chosen: dict[str, list[list[ScreenTransition]]] = {}
-    for episode in by_episode(turns).values():
-        chosen.setdefault(episode[0].task_id, []).append(episode)
+    chosen = grouped(by_episode(turns).values(), lambda episode: episode[0].task_id)
     most = config.evaluate.tasks or None
     episodes = [e for task in list(chosen)[:most] for e in chosen[task][: max(1, config.compare.logged)]]
     loops = dream_episodes(model, _with_dreamed_pages(world, held, episodes, seed), frames, settings.steps, seed)

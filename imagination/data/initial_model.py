@@ -86,7 +86,7 @@ def initial_model(
 
 
 def chosen_model(run: RunFolder, settings: WorldModelSettings, vocab_size: int, log: Sequence[Trajectory]) -> str:
-    """The model that ``worldmodel.model`` asks for; what ``auto`` stands for is said."""
+    """The model that ``worldmodel.model`` asks for; what ``auto`` stands for is printed."""
     if settings.model != AUTO:
         return settings.model
     sized = any(getattr(settings, size) != getattr(ModelSettings(), size) for size in _SIZES)

@@ -12,6 +12,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import UserError
 from policy.lm.render import ChatFormat
+from real_envs.grouping import grouped
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.calibration import calibration_metrics, fit_calibration
@@ -76,10 +77,7 @@ def few_episodes(log: Sequence[Trajectory], most: int) -> list[Trajectory]:
 
 
 def _by_task(log: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    tasks: dict[str, list[Trajectory]] = {}
-    for episode in log:
-        tasks.setdefault(episode.task_id, []).append(episode)
-    return list(tasks.values())
+    return list(grouped(log, lambda episode: episode.task_id).values())
 
 
 def in_reach(log: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode
+from real_envs.grouping import grouped
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, StopReason, Trajectory
 
@@ -24,10 +25,7 @@ E = TypeVar("E", Episode, Trajectory)
 
 def by_group(episodes: Iterable[E]) -> dict[str, list[E]]:
     """The episodes of each group, in order of first appearance."""
-    groups: dict[str, list[E]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.group_id, []).append(episode)
-    return groups
+    return grouped(episodes, lambda episode: episode.group_id)
 
 
 def chosen_starts(
@@ -36,9 +34,7 @@ def chosen_starts(
     """The name of the start state of each group: tasks in turn, and of a task its beginning or, in dreams at the chance
     ``branch``, a state in the middle of a logged episode. The first groups begin in the tasks ``again``.
     """
-    by_task: dict[str, list[str]] = {}
-    for name, start in starts.items():
-        by_task.setdefault(start.task_id, []).append(name)
+    by_task = grouped(starts, lambda name: starts[name].task_id)
     tasks = sorted(by_task)
     rng.shuffle(tasks)
     chosen: list[str] = []

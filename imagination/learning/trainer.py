@@ -30,6 +30,7 @@ from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import LoggerName, UserError
 from real_envs.env import Task
+from real_envs.grouping import grouped
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 
@@ -215,9 +216,7 @@ def split_starts(starts: Mapping[str, Start], tasks: int, seed: int) -> tuple[di
     """Start states to learn from by name, and the names of one of each of ``tasks`` other tasks to validate by: the
     beginning of its task. Half of the tasks are learned from at least.
     """
-    names: dict[str, list[str]] = {}
-    for name, start in starts.items():
-        names.setdefault(start.task_id, []).append(name)
+    names = grouped(starts, lambda name: starts[name].task_id)
     ranked = sorted(names, key=lambda task: hashlib.sha256(f"{seed}/{task}".encode()).digest())
     kept = set(ranked[: min(tasks, len(ranked) // 2)])
     first = [min(names[task], key=lambda name: (len(starts[name].history), name)) for task in sorted(kept)]

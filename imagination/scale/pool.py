@@ -88,12 +88,10 @@ class PoolCounts:
 
     Attributes:
         lost: players by kind of loss.
-        given_up: groups that lost too many players.
         busy_seconds: of all players together, with at least one group each.
     """
 
     lost: Counter[str] = field(default_factory=Counter)
-    given_up: int = 0
     busy_seconds: float = 0.0
 
 
@@ -197,8 +195,7 @@ class PlayerPool:
         self._groups.update(zip(numbers, groups, strict=True))
         self._results.update(zip(numbers, results, strict=True))
         self._dispatcher.add(numbers)
-        async with self._changed:
-            self._changed.notify_all()
+        await self._notify()
         return results
 
     async def _fill(self, place: int) -> None:
@@ -219,13 +216,11 @@ class PlayerPool:
                 self._loaded.pop(place, None)
             in_a_row = in_a_row + 1 if self._played[place] == played else 1
             for number in self._dispatcher.lost(place):
-                self.counts.given_up += 1
                 group = self._groups[number]
                 self._finish(number, [_failed(episode, group, reason) for episode in group.episodes])
             if in_a_row >= self.limits.attempts:
                 self._failures[place] = reason
-            async with self._changed:
-                self._changed.notify_all()
+            await self._notify()
         if len(self._failures) == self.count:
             self._end_results(UserError(f"no player can be had: {reason}"))
 
@@ -256,8 +251,7 @@ class PlayerPool:
                     await _within(limit, "weights", player.load(version, self._weights))
                     self._loaded[place] = version
                     self._begun = self._begun or time.monotonic()
-                    async with self._changed:
-                        self._changed.notify_all()
+                    await self._notify()
                     continue
                 while len(playing) < self.limits.at_once and (number := self._dispatcher.next_for(place)) is not None:
                     work = _within(self.limits.hang_seconds, "a group", player.play(self._groups[number]))

@@ -8,6 +8,7 @@ from inspect import cleandoc
 from typing import Any, Literal, get_type_hints
 
 from imagination.settings.algorithm_parts import PARTS, Aggregation
+from imagination.settings.schema import require
 
 AlgorithmName = Literal[
     "grpo",
@@ -49,6 +50,10 @@ class ProgressSettings:
     lr: float = 3e-3
     steps: int = 100
     hidden: int = 64
+
+    def __post_init__(self) -> None:
+        require(self, "1 or more", "steps", "hidden")
+        require(self, "above 0", "lr")
 
 
 def _with_settings_of_parts(section: type) -> type:

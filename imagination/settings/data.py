@@ -69,7 +69,6 @@ class ChatServerSettings:
     retries: int = 2  #: further attempts where the server does not answer
 
     def __post_init__(self) -> None:
-        require(self, "0 or more", "retries")
         require(self, "above 0", "timeout")
 
     def open(self, section: str) -> ChatServer:
@@ -94,7 +93,6 @@ class JudgeSettings(ChatServerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "0 or more", "checked")
         require(self, "1 or more", "at_once")
         if self.characters < 100:
             raise ValueError(f"characters must be 100 or more, got {self.characters}")
@@ -128,7 +126,6 @@ class LearnExperienceSettings(ChatServerSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "1 or more", "rounds", "group_size", "entries")
-        require(self, "0 or more", "tasks")
 
 
 @dataclass

@@ -58,7 +58,8 @@ class DreamSettings:
     def __post_init__(self) -> None:
         require(self, "in [0, 1)", "branch_share", "hindsight")
         require(self, "1 or more", "max_turns", "max_tokens")
-        require(self, "above 0", "noise_base")
+        require(self, "above 0", "noise_base", "min_weight")
+        require(self, "in [0, 1]", "branch", "min_weight")
         try:
             re.compile(self.noise_actions)
         except re.error as error:
@@ -99,6 +100,9 @@ class TripwireSettings:
     inconsistent: float = 0.2  #: largest increase of the share of turns that contradict their own dream
     drift: float = 1.25  #: largest distance from the log's language, relative to that of its farthest agent
 
+    def __post_init__(self) -> None:
+        require(self, "1 or more", "window", "memory", "every", "min_groups")
+
 
 @dataclass
 class ServeSettings:
@@ -122,5 +126,4 @@ class ServeSettings:
         if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.token):  # not repeated here: it may be the token itself
             raise ValueError("token is the name of an environment variable, in capitals; the token itself stands there")
         require(self, "1 or more", "sessions", "action_chars", "message_bytes", "requests")
-        require(self, "0 or more", "max_turns")
         require(self, "above 0", "idle_seconds")

@@ -78,6 +78,11 @@ class AuditSettings:
     #: for audit-table, folders under models/ of each run
     world_models: list[str] = field(default_factory=lambda: ["worldmodel"])
 
+    def __post_init__(self) -> None:
+        require(self, "1 or more", "episodes", "judged", "pairs", "least_n")
+        if any(temperature < 0 for temperature in self.temperatures):
+            raise ValueError(f"temperatures must be 0 or more, got {self.temperatures}")
+
 
 @dataclass
 class CompareSettings:

@@ -39,7 +39,6 @@ class CodeSettings(ChatServerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "0 or more", "rounds")
         require(self, "1 or more", "episodes", "turns", "failures", "tokens")
         require(self, "above 0", "seconds")
         if self.megabytes < 64:  # the interpreter alone has some 30
@@ -91,7 +90,6 @@ class WorldModelSettings(ModelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "1 or more", "members", "neighbours")
-        require(self, "0 or more", "facts", "reasoning_tokens", "rarity")
         require(self, "in [0, 1]", "facts_share")
         if self.unchanged_share is not None:
             require(self, "in [0, 1)", "unchanged_share")
@@ -144,7 +142,6 @@ class FitSettings:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
 
     def __post_init__(self) -> None:
-        require(self, "0 or more", "minutes", "copying_steps", "copying_share", "renamed")
         require(self, "1 or more", "steps", "batch_tokens", "micro_tokens")
         require(self, "in [0, 1)", "average")
 
@@ -179,7 +176,8 @@ class RefineSettings:
     supervised_coef: float = 0.1  #: weight of that cross-entropy
 
     def __post_init__(self) -> None:
-        require(self, "0 or more", "distance")
+        require(self, "1 or more", "turns", "updates")
+        require(self, "in [0, 1)", "supervised_share")
 
 
 @dataclass
@@ -215,7 +213,6 @@ class HindsightSettings:
     def __post_init__(self) -> None:
         if any(len(pair) != 2 for pair in self.goals):
             raise ValueError(f"goals are pairs of a pattern and a goal, got {self.goals}")
-        require(self, "0 or more", "max_turns", "questions")
         try:
             for pattern, goal in self.goals:
                 re.compile(rf"(?:{pattern})|").match("").expand(goal)  # type: ignore[union-attr]  # matches always
@@ -250,7 +247,6 @@ class CloneSettings(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "0 or more", "world_steps", "observation_weight")
 
 
 @dataclass
@@ -269,7 +265,6 @@ class CorpusWorld:
     def __post_init__(self) -> None:
         if not 0 <= self.share < float("inf"):
             raise ValueError(f"share must be 0 or more, got {self.share}")
-        require(self, "0 or more", "facts")
         require(self, "1 or more", "tasks", "episodes", "max_turns")
 
 
@@ -294,5 +289,4 @@ class PretrainSettings(FitSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "1 or more", "shards", "shard_characters", "save_every")
-        require(self, "0 or more", "makers")
         require(self, "in [0, 1]", "renamed_share")

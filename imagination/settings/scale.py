@@ -29,8 +29,6 @@ class ScaleSettings:
     def __post_init__(self) -> None:
         require(self, "1 or more", "players", "attempts", "real_worlds")
         require(self, "above 0", "start_seconds", "hang_seconds")
-        require(self, "0 or more", "cpus_per_player", "gpus_per_player", "gb_per_player")
-        require(self, "0 or more", "cpus_per_real_world", "gb_per_real_world")
 
     def real_processes(self, workers: int) -> int:
         """Processes of real environments, ``workers`` in each place that has any."""
@@ -77,7 +75,6 @@ class ScaleSimSettings:
 
     def __post_init__(self) -> None:
         require(self, "1 or more", "updates", "groups", "group_size", "slots", "machine_gpus", "learner_gpus")
-        require(self, "0 or more", "spread", "learner_share", "gpu_price", "step_seconds", "read_seconds")
         require(self, "above 0", "gpu_tflops", "gpu_gb_per_second", "gpu_gb", "publish_gb_per_second")
         require(self, "above 0", "learn_utilisation", "sample_utilisation")
         if min(self.players, default=0) < 1 or min([*self.parameters, *self.links], default=0) <= 0:

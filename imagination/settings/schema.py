@@ -74,7 +74,6 @@ def _hint(best: Sequence[str], valid: Sequence[str]) -> str:
 
 
 BOUNDS: Mapping[str, Callable[[float], bool]] = {
-    "0 or more": lambda value: value >= 0,
     "1 or more": lambda value: value >= 1,
     "above 0": lambda value: value > 0,
     "in [0, 1]": lambda value: 0 <= value <= 1,

@@ -20,6 +20,10 @@ class SelfImitationSettings:
     capacity: int = 512  #: of the buffer in episodes; the median is of as many returns
     max_age: int = 5  #: episodes older than so many updates are dropped
 
+    def __post_init__(self) -> None:
+        require(self, "above 0", "coef", "clip_high")
+        require(self, "1 or more", "capacity", "max_age")
+
 
 @dataclass
 class TrainSettings:
@@ -90,7 +94,6 @@ class TrainSettings:
     keep_every: int = 0
 
     def __post_init__(self) -> None:
-        require(self, "0 or more", "minutes", "observation_coef", "max_staleness")
         require(self, "in [0, 1]", "observation_share")
         require(self, "1 or more", "oversample", "epochs", "minibatches", "groups", "group_size")
         require(self, "1 or more", "micro_tokens", "validate_every", "checkpoint_every")
@@ -117,7 +120,6 @@ class CriticSettings:
     def __post_init__(self) -> None:
         require(self, "1 or more", "steps", "batch")
         require(self, "above 0", "lr")
-        require(self, "0 or more", "weight_decay")
 
 
 @dataclass
@@ -141,7 +143,6 @@ class DigiQSettings:
         require(self, "1 or more", "hidden", "td_steps", "batch", "candidates", "steps")
         require(self, "above 0", "lr", "polyak")
         require(self, "in [0, 1]", "gamma", "polyak")
-        require(self, "0 or more", "weight_decay", "states")
 
 
 @dataclass
@@ -199,8 +200,6 @@ class LoopSettings:
     keep: bool = False  #: keep the policy of each round, in models/kept/loop-<round>
 
     def __post_init__(self) -> None:
-        require(self, "0 or more", "budget", "seconds", "price", "patience", "candidates", "tolerance")
-        require(self, "0 or more", "fit_steps", "first_updates")
         require(self, "1 or more", "first_episodes", "tasks", "group_size", "looks", "updates")
         require(self, "in [0, 1]", "epsilon")
         require(self, "above 0", "own_share", "fit_lr")

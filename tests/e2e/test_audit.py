@@ -297,9 +297,6 @@ def test_a_declared_goal_says_what_the_log_should_have_paid(
 
 
 def test_settings_that_cannot_work(cloned: Path, tmp_path: Path, tiny: Config) -> None:
-    tiny.audit.episodes = 0
-    with pytest.raises(ValueError, match=r"audit.episodes must be 1 or more"):
-        run_audit(tiny, tmp_path)
-    tiny.audit.episodes, tiny.audit.policies = 1, ["nowhere"]
+    tiny.audit.policies = ["nowhere"]
     with pytest.raises(ValueError, match=r"audit.policies: nowhere"):
         run_audit(tiny, Path(shutil.copytree(cloned, tmp_path / "run")))

@@ -211,7 +211,6 @@ def test_a_stage_that_was_cut_off_leaves_no_model_that_looks_whole(
     [
         ({"members": 0}, "members"),
         ({"neighbours": 0}, "neighbours"),
-        ({"rarity": -1.0}, "rarity"),
         ({"unchanged_share": 1.0}, "unchanged_share"),
         ({"refusals": "("}, "regular expression"),
         ({"members": 2, "model": "some/checkpoint"}, r"lora\.rank"),

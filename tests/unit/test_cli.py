@@ -322,6 +322,16 @@ def test_a_mistake_is_one_line(words: str, tokens: str, ran: Calls, capsys: pyte
         ("clone.steps=0", "1 or more"),
         ("train.checkpoint_every=0", "1 or more"),
         ("dream.max_turns=0", "1 or more"),
+        ("dream.branch=2", "in [0, 1]"),
+        ("train.self_imitation.max_age=0", "1 or more"),
+        ("train.self_imitation.clip_high=0", "above 0"),
+        ("train.self_imitation.share=-0.1", "0 or more"),
+        ("hindsight.max_turns=-1", "0 or more"),
+        ("worldmodel.code.rounds=-1", "0 or more"),
+        ("algorithm.progress.steps=0", "1 or more"),
+        ("audit.episodes=0", "1 or more"),
+        ("audit.temperatures=[-1]", "0 or more"),
+        ("refine.supervised_share=1", "in [0, 1)"),
     ],
 )
 def test_a_number_out_of_range_is_refused_by_its_name(word: str, bound: str) -> None:

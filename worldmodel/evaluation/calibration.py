@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from real_envs.grouping import grouped
 from real_envs.seeding import derive_seed
 from worldmodel.calibration import Calibration, fit_isotonic, fit_score
 from worldmodel.evaluation.intervals import SHARE, Estimate, estimate
@@ -53,9 +54,7 @@ def reliability(pairs: Sequence[Pair], bins: int = BINS) -> list[dict[str, Any]]
 
     DeGroot and Fienberg 1983; empty bins are left out.
     """
-    groups: dict[int, list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault(bin_of(pair[0], bins), []).append(pair)
+    groups = grouped(pairs, lambda pair: bin_of(pair[0], bins))
     return [
         {
             "low": k / bins,

@@ -36,15 +36,13 @@ class Rolled:
         return None if all(self.right) else self.right.index(False)
 
 
-async def roll(
-    model: WorldModel, trajectories: Sequence[Trajectory], turns: int, concurrency: int = 64
-) -> list[Rolled]:
+async def roll(model: WorldModel, trajectories: Sequence[Trajectory], turns: int) -> list[Rolled]:
     """Dreams along at most ``turns`` actions of real episodes, on the model's own words (Word2World's open loop).
 
     Episodes without a turn that can be judged are left out; one that outgrows the context, or at which generation
     breaks, is cut there.
     """
-    gate = asyncio.Semaphore(concurrency)
+    gate = asyncio.Semaphore(64)
 
     async def roll_episode(trajectory: Trajectory) -> Rolled:
         right: list[bool] = []

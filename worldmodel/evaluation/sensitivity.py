@@ -73,12 +73,12 @@ def action_pairs(log: Iterable[Trajectory], fresh: Iterable[Trajectory], seed: i
     return [pair for same in (False, True) for pair in rng.sample(chosen[same], min(limit, len(chosen[same])))]
 
 
-async def judge_pairs(model: WorldModel, pairs: Sequence[TurnPair], concurrency: int = 64) -> list[ActionPair]:
+async def judge_pairs(model: WorldModel, pairs: Sequence[TurnPair]) -> list[ActionPair]:
     """Asks for each action of each pair; what occurs in several pairs is asked once. Greedy, as in ``judge``.
 
     Pairs of which one cannot be asked (it does not fit the context, or generation broke) are left out.
     """
-    gate = asyncio.Semaphore(concurrency)
+    gate = asyncio.Semaphore(64)
     questions: dict[tuple[_State, str], Coroutine[Any, Any, tuple[bool, Prediction | None]]] = {}
 
     async def ask(trajectory: Trajectory, k: int, action: str, session: object) -> tuple[bool, Prediction | None]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from policy.lm.engine import ContextFull, EngineFailure
+from real_envs.grouping import grouped
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.evaluation.calibration import ece, expected_calibration_error, reliability
@@ -208,14 +209,8 @@ def transition_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
 
 
 def _exact_by(judged: Sequence[Judged], key: Callable[[Judged], Any]) -> dict[str, Any]:
-    return {str(name): share(some, [j.exact for j in some]).to_json() for name, some in _grouped(judged, key).items()}
-
-
-def _grouped(judged: Sequence[Judged], key: Callable[[Judged], Any]) -> dict[Any, list[Judged]]:
-    groups: dict[Any, list[Judged]] = {}
-    for j in judged:
-        groups.setdefault(key(j), []).append(j)
-    return dict(sorted(groups.items()))
+    groups = sorted(grouped(judged, key).items())
+    return {str(name): share(some, [j.exact for j in some]).to_json() for name, some in groups}
 
 
 def outcome_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
@@ -228,9 +223,9 @@ def outcome_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
     """
     readable = [j for j in judged if j.predicted is not None]
     deciding = [j for j in readable if j.predicted and (j.predicted.reward != 0 or j.predicted.terminated)]
-    by_task = _grouped(judged, lambda j: j.task_id)
+    by_task = sorted(grouped(judged, lambda j: j.task_id).items())
     return {
-        "reward": {**_reward(judged), "by_task": {task: _reward(some) for task, some in by_task.items()}},
+        "reward": {**_reward(judged), "by_task": {task: _reward(some) for task, some in by_task}},
         "end": _claim_metrics(judged, lambda p: p.terminated, lambda t: t.terminated, lambda j: j.end_right),
         "calibration": {
             "whole": _calibration(readable, "confidence", [j.exact for j in readable], seed),

@@ -48,11 +48,11 @@ class Condition:
     def _plain(self, episode: EpisodeText, action: Action, source: int) -> bool:
         kind = self.kind
         if kind == "since":
-            return any(episode.accepted_at(template) > source for template in self.value.split(" | "))
+            return any(episode.accepted[template] > source for template in self.value.split(" | "))
         if kind == "paid":
-            return episode.was_paid(action.text)
+            return action.text in episode.paid
         if kind == "done":
-            return episode.accepted_at(self.value) > 0
+            return episode.accepted[self.value] > 0
         if kind == "missing":
             return any(f" {filler} " not in episode.text(self.scope) for filler in action.fillers)
         if not self.slot:  # the words of the condition stand for themselves, or for what the first text mentions
@@ -64,8 +64,8 @@ class Condition:
         if kind == "is":
             return any(filler == episode.mentions.get(value, value) for value in self.value.split(" | "))
         if kind == "last_deed":
-            return episode.last_deed(filler) == (self.value, self.other)
-        return episode.did(self.value, self.other, filler)
+            return episode.last_deed.get(filler) == (self.value, self.other)
+        return (self.value, self.other, filler) in episode.deeds
 
     def __str__(self) -> str:
         no = "not " if self.negated else ""

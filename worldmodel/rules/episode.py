@@ -108,6 +108,11 @@ class EpisodeText:
         seen: all flat texts, one after the other.
         mentions: see ``Language``.
         page: the latest page without notices; empty where texts are none.
+        answers: the last answer to each action, and when.
+        last_deed: by filler, template and slot of the last accepted action with it.
+        deeds: template, slot and filler of accepted actions.
+        paid: actions that earned something.
+        accepted: when an action of a template, or this very action, was last accepted; 0 is never.
     """
 
     def __init__(self, language: Language, start: str) -> None:
@@ -118,12 +123,12 @@ class EpisodeText:
         self.segments: dict[str, list[Segment]] = {}
         self.page = ""
         self.time = 0
-        self.answers: dict[str, tuple[str, int]] = {}  # by action: its last answer, and when
-        self._last_deed: dict[str, tuple[str, int]] = {}  # by filler: template and slot of the last accepted action
-        self._deeds: set[tuple[str, int, str]] = set()  # template, slot, filler of accepted actions
+        self.answers: dict[str, tuple[str, int]] = {}
+        self.last_deed: dict[str, tuple[str, int]] = {}
+        self.deeds: set[tuple[str, int, str]] = set()
         self._done_to: list[tuple[int, str, tuple[str, ...]]] = []  # time, template, fillers of accepted actions
-        self._paid: set[str] = set()
-        self._accepted: dict[str, int] = {}  # by template, and by action: when it was last accepted
+        self.paid: set[str] = set()
+        self.accepted: Counter[str] = Counter()
         self._ways: dict[tuple[str, str, str], str] = {}  # kind, name, action -> name
         self._add_text(start)
 
@@ -138,7 +143,7 @@ class EpisodeText:
     def add(self, action: Action, observation: str, reward: float | None = None) -> None:
         self.time += 1
         if reward:
-            self._paid.add(action.text)
+            self.paid.add(action.text)
         before = {kind: seen[-1].name for kind, seen in self.segments.items()}
         segments = self._add_text(observation)
         self.last = flat(observation)
@@ -148,11 +153,11 @@ class EpisodeText:
         if self.language.refuses(action.text, observation):
             return
         self.state = self.last
-        self._accepted[action.template] = self._accepted[" ".join(words(action.text))] = self.time
+        self.accepted[action.template] = self.accepted[" ".join(words(action.text))] = self.time
         self._done_to.append((self.time, action.template, action.fillers))
         for slot, filler in enumerate(action.fillers, start=1):
-            self._last_deed[filler] = action.template, slot
-            self._deeds.add((action.template, slot, filler))
+            self.last_deed[filler] = action.template, slot
+            self.deeds.add((action.template, slot, filler))
         for kind, segment in segments.items():
             if kind in before and self.last.startswith(f" {kind} "):
                 self._ways[kind, before[kind], action.text] = segment.name
@@ -166,28 +171,11 @@ class EpisodeText:
         seen = self.segments.get(scope)
         return seen[-1].flat if seen else ""
 
-    def last_deed(self, filler: str) -> tuple[str, int] | None:
-        return self._last_deed.get(filler)
-
-    def did(self, template: str, slot: int, filler: str) -> bool:
-        return (template, slot, filler) in self._deeds
-
     def done_to(self, template: str, since: int) -> list[str]:
         """Fillers of accepted actions of a template after a time."""
         return [
             filler for time, name, fillers in self._done_to if time > since and name == template for filler in fillers
         ]
-
-    def was_paid(self, action: str) -> bool:
-        return action in self._paid
-
-    def accepted_at(self, template: str) -> int:
-        """When an action of the template, or this very action, was last accepted; 0 is never."""
-        return self._accepted.get(template, 0)
-
-    def accepted_actions(self) -> list[str]:
-        """Templates and actions."""
-        return list(self._accepted)
 
     def way(self, kind: str, action: str) -> str | None:
         """The name of where the action led from here before, or where one that it undoes came from."""
@@ -299,7 +287,7 @@ def find_removing(log: Sequence[Trajectory], language: Language) -> list[str]:
             action, before = language.templates.read(turn.action), episode.segments
             here = {kind: seen[-1] for kind, seen in before.items()}
             episode.add(action, turn.observation, turn.reward)
-            if episode.accepted_at(action.template) != episode.time:
+            if episode.accepted[action.template] != episode.time:
                 continue
             for kind, seen in episode.segments.items():
                 if seen[-1].time == episode.time:

@@ -272,7 +272,7 @@ class PhraseTable:
         self.contexts.update(list(dict.fromkeys(contexts)))
         for slot, filler in enumerate(action.fillers, start=1):
             self.values.setdefault(slot, Counter())[filler] += 1
-        self.done.update(episode.accepted_actions())
+        self.done.update(list(episode.accepted))  # names alone, without their times
 
     def choose(self, mentions: Sequence[str]) -> None:
         """Chooses conditions and phrases; ``mentions`` are placeholders of what the first text mentions."""

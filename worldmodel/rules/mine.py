@@ -172,7 +172,7 @@ class _Table:
             self.paying.update((context, bool(turn.reward)) for context in ("", *near))
         for slot, filler in enumerate(action.fillers, start=1):
             self.values.setdefault(slot, Counter())[filler] += 1
-            if deed := episode.last_deed(filler):
+            if deed := episode.last_deed.get(filler):
                 self.deeds.setdefault(slot, Counter())[deed] += 1
             for scope in ("start", "last", "state", *self._kinds):
                 near = dict.fromkeys(_contexts(episode.text(scope), filler))
@@ -237,7 +237,7 @@ class _Table:
         if not self.copies:
             return
         self._condition_rows.append([c.holds(episode, action) for c in self.conditions])
-        self._accepted.append([episode.accepted_at(name) for name in self._templates])
+        self._accepted.append([episode.accepted[name] for name in self._templates])
         made = [copy.make(episode, action) for copy in self.copies]
         truth = turn.observation.strip()
         self._right.append([-1 if m is None else m[1] for m in made])

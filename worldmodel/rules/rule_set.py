@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from real_envs.files import read_json, write_json
+from real_envs.grouping import grouped
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.rules.conditions import Rule
 from worldmodel.rules.episode import EpisodeText, Language
@@ -41,9 +42,7 @@ class RuleSet:
 
     def __init__(self, language: Language, rules: Sequence[Rule], invariants: Sequence[Invariant] = ()) -> None:
         self.language, self.rules, self.invariants = language, tuple(rules), tuple(invariants)
-        self._invariants: dict[str, list[Invariant]] = {}
-        for invariant in self.invariants:
-            self._invariants.setdefault(invariant.template, []).append(invariant)
+        self._invariants = grouped(self.invariants, lambda invariant: invariant.template)
         self._episodes: dict[object, tuple[str, list[Turn], EpisodeText]] = {}
 
     def answer(

@@ -18,6 +18,7 @@ from statistics import mean
 from imagination.evaluation.monitors.rules import RolloutStats
 from imagination.evaluation.monitors.word_drift import WordReference, words
 from imagination.rollout.noise import NOISE
+from real_envs.grouping import grouped
 from real_envs.trajectory import RETURN_ROUNDING, StopReason, Trajectory, Turn
 from worldmodel.evaluation.dreams import contradictions_of
 from worldmodel.rules.rule_set import RuleSet
@@ -129,10 +130,7 @@ def measure(
         ``(RolloutStats(...), {"unseen": "take lamp (tw-7)"})``.
     """
     sees_new, sees_wrong = "unseen" not in log.blind, "contradicted" not in log.blind
-    groups: dict[str, list[Trajectory]] = defaultdict(list)
-    for t in played:
-        if not t.stop.is_failure:
-            groups[t.group_id].append(t)
+    groups = grouped((t for t in played if not t.stop.is_failure), lambda t: t.group_id)
     counts: Counter[str] = Counter()
     habits: Counter[str] = Counter()
     examples: dict[str, str] = {}

@@ -94,10 +94,10 @@ def test_only_what_is_known_to_have_failed_is_retold() -> None:
 
 @pytest.mark.parametrize(
     "declared",
-    [{"goals": [["a"]]}, {"goals": [["(", "b"]]}, {"goals": [["a", r"\1"]]}, {"place": "("}, {"max_turns": -1}],
+    [{"goals": [["a"]]}, {"goals": [["(", "b"]]}, {"goals": [["a", r"\1"]]}, {"place": "("}],
 )
 def test_declarations_that_cannot_work_are_refused(declared: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"goals|max_turns"):
+    with pytest.raises(ValueError, match=r"goals"):
         HindsightSettings(**declared)  # type: ignore[arg-type]
 
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,13 @@ import pytest
 
 from imagination.data import corpus
 from imagination.data.corpus import (
+    Corpus,
     CorpusShard,
     Played,
-    declare_corpus,
     drawn,
     held_out_starts,
     known_worlds,
     load_corpus,
-    make_corpus,
-    play_shard,
 )
 from imagination.settings.models import CorpusWorld, Option, PretrainSettings
 from policy.lm.backbone import load_tokenizer
@@ -44,7 +43,8 @@ def play(
     worlds: Mapping[str, CorpusWorld], characters: int, renamed_share: float, seed: int, number: int
 ) -> dict[str, Played]:
     settings = PretrainSettings(shard_characters=characters, renamed_share=renamed_share)
-    return {name: play_shard(settings, worlds, seed, name, number) for name in worlds}
+    played = Corpus(settings, worlds, Path(), seed)
+    return {name: played.play(name, number) for name in worlds}
 
 
 def test_options_are_drawn_from_lists_and_ranges() -> None:
@@ -135,7 +135,7 @@ def test_an_impossible_option_is_one_clear_line() -> None:
 
 def make(settings: PretrainSettings, folder: Path) -> None:
     with ThreadPoolExecutor(1) as makers:
-        make_corpus(settings, {"baby": BABY}, folder.parent / "tokenizer", folder, 0, makers)
+        Corpus(settings, {"baby": BABY}, folder, 0).make(makers)
 
 
 @pytest.fixture
@@ -194,16 +194,15 @@ def test_rows_are_what_was_saved(tmp_path: Path) -> None:
 
 def test_a_corpus_of_other_settings_or_a_torn_one_is_one_clear_line(small: PretrainSettings, tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
-    declare_corpus(small, {"baby": BABY}, folder, 0, 512)
-    declare_corpus(replace(small, shards=9, lr=1.0), {"baby": BABY}, folder, 0, 512)
+    Corpus(small, {"baby": BABY}, folder, 0).declare(512)
+    Corpus(replace(small, shards=9, lr=1.0), {"baby": BABY}, folder, 0).declare(512)
     for other, world, seed, vocab_size, named in (
         (small, BABY, 1, 512, "seed"),
         (small, BABY, 0, 99, "vocab_size"),
         (replace(small, agents=["expert"]), BABY, 0, 512, "agents"),
         (small, replace(BABY, tasks=9), 0, 512, "worlds"),
     ):
-        given = (other, {"baby": world}, folder, seed, vocab_size)
-        refused(lambda given=given: declare_corpus(*given), f"({named})", "run=")  # type: ignore[misc]
+        refused(partial(Corpus(other, {"baby": world}, folder, seed).declare, vocab_size), f"({named})", "run=")
     make(small, folder)
     torn = tmp_path / "corpus" / "baby" / "00001.npz"
     torn.write_bytes(torn.read_bytes()[:100])
@@ -238,7 +237,7 @@ def test_no_episode_begins_as_a_held_out_task_of_a_run(small: PretrainSettings, 
     _log(tmp_path / "run", [t for t in everything if t.start not in held_out], held)
     left_out = held_out_starts([str(tmp_path / "run")])
     assert left_out == held_out
-    played = play_shard(replace(small, renamed_share=0.0), {"baby": BABY}, 0, "baby", 0, left_out)
+    played = Corpus(replace(small, renamed_share=0.0), {"baby": BABY}, tmp_path, 0, left_out).play("baby", 0)
     starts = [t.start for t in played.episodes]
     first = [t.start for t in everything if t.start not in held_out]
     assert starts[: len(first)] == first

@@ -14,7 +14,7 @@ import pytest
 from imagination.loop.acting import Budget, Limits, act, wave
 from imagination.loop.journal import Journal
 from imagination.rollout.play import Episode, Provenance, Replay
-from imagination.settings import LoopSettings
+from imagination.settings import Config, LoopSettings
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory
 
@@ -147,4 +147,4 @@ def test_waves_spend_the_budget_to_its_last_step_and_never_more(seed: int) -> No
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        LoopSettings(**wrong)  # type: ignore[arg-type]
+        Config(loop=LoopSettings(**wrong))  # type: ignore[arg-type]

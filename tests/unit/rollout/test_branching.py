@@ -100,9 +100,9 @@ def test_settings_from_the_command_line() -> None:
     ("override", "token"),
     [
         ("dream.horizon=[[0,40]]", "dream.max_turns=12"),
-        ("dream.min_weight=0", "dream.min_weight"),
+        ("dream.min_weight=0", "dream: min_weight"),
         ("dream.extra_groups=-1", "dream.extra_groups"),
-        ("tripwires.window=0", "tripwires.window"),
+        ("tripwires.window=0", "tripwires: window"),
         ("tripwires.memory=0", "memory"),
         ("tripwires.real_episodes=-1", "real_episodes"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 
 from imagination.rollout.world_models import check_room, check_thoughts, form_of, thoughts_of, trained_as
 from imagination.settings import Config, WorldModelSettings
+from imagination.settings.schema import ConfigError
 from real_envs.importers.jsonl import import_jsonl
 from real_envs.store import StoreError
 from tests.support.reasoned import BYTES, EPISODE, HALL, LINE, TURNS
@@ -35,7 +36,7 @@ def test_the_form_follows_the_settings() -> None:
     pretrained = form_of(config(model="some/checkpoint").worldmodel, [])
     assert isinstance(pretrained, ReasoningFormat)
     assert pretrained.instruction == INSTRUCTION
-    refused(lambda: WorldModelSettings(reasoning_tokens=-1), "reasoning_tokens", error=ValueError)
+    refused(lambda: config(reasoning_tokens=-1), "reasoning_tokens", error=ConfigError)
 
 
 def test_what_cannot_work_is_refused_with_a_sentence() -> None:

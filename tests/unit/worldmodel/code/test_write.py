@@ -91,7 +91,7 @@ def test_code_is_found_in_an_answer() -> None:
     assert source_of("```python\ncut off") == "cut off\n"
 
 
-@pytest.mark.parametrize("wrong", [{"rounds": -1}, {"turns": 0}, {"seconds": 0}, {"megabytes": 10}])
+@pytest.mark.parametrize("wrong", [{"turns": 0}, {"seconds": 0}, {"megabytes": 10}])
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         replace(CodeSettings(), **wrong)
