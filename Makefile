@@ -71,12 +71,13 @@ $(STAGES): $(STAMP)  ## run a stage of `imagine`, such as `make demo`; settings 
 	$(BIN)/imagine $@ $(ARGS)
 
 # One thread a worker: tiny models gain nothing from more, and workers that share cores slow each other. Tests of a file
-# stay together, because they share what its fixtures trained.
+# stay together, because they share what its fixtures trained. Bytecode is kept, whatever the shell says of it: without,
+# each worker rewrites all assertions anew, for 7 s.
 test: $(STAMP)  ## lint, format check, types, tests on all cores (four at most)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile $(ARGS)
 
 # pip-audit lives in an environment of its own, and asks the database of PyPI, which not every index serves.
 audit-pins:  ## the pins of constraints.txt against known vulnerabilities: 0 none, 1 some, 3 could not check

@@ -55,6 +55,7 @@ def test_stages_read_no_settings_that_they_do_not_declare(
     small = load_config(
         ["preset=tiny", "collect.episodes=3", "collect.heldout_episodes=1", "collect.workers=1"], Config
     )
+    tiny.digi_q.td_steps, tiny.digi_q.steps, tiny.digi_q.states, tiny.digi_q.candidates = 50, 10, 40, 4
     for name, stage, config, folder in (
         ("collect", collect, small, tmp_path / "games-run"),
         ("fit_world_model", fit_world_model, tiny, run),

@@ -6,10 +6,8 @@ gradient, blow up in 20 steps beyond any bound that would still show an error.
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -31,18 +29,18 @@ from imagination.runs.processes import joined, rank
 from imagination.settings import Config
 from policy.lm.backbone import build_model, load_checkpoint
 from tests.support.killing import Killed, kill_at, metrics_of, weights
+from tests.support.processes import two_train
 from tests.support.refusal import refused
 from tests.support.tiny import tiny_settings, write_log
 
-ROOT = Path(__file__).parents[2]
 STAGES = (clone, train, fit_world_model)
 MODELS = {"clone": "policy-clone", "train": "policy", "fit_world_model": "worldmodel"}
 
 
 def settings(**changes: Any) -> Config:
     config = tiny_settings()
-    config.fit.steps = 20
-    config.clone.steps, config.clone.micro_tokens, config.clone.average = 20, 300, 0.9
+    config.fit.steps = 12
+    config.clone.steps, config.clone.micro_tokens, config.clone.average = 14, 300, 0.9
     config.clone.optimizer, config.clone.keep_every = "muon", 10
     config.algorithm.name, config.train.max_kl, config.train.micro_tokens = "ppo", 0.01, 100
     config.train.updates, config.train.epochs, config.train.expert_share = 3, 4, 0.2
@@ -135,11 +133,7 @@ def test_two_processes_come_to_what_one_comes_to(tmp_path: Path) -> None:
         with alone(tmp_path / "ddp"):
             stopped(clone, settings(strategy="fsdp2"), tmp_path / "one-then-two", 10)
         refused(lambda: clone(settings(), tmp_path / "one-then-two"), "clone.ckpt", "strategy=fsdp2")
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [*start, "-m", "tests.e2e.test_sharding", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    two_train("tests.e2e.test_sharding", tmp_path)
     with in_fp64(), alone(tmp_path / "ddp"):
         share(clone, settings(strategy="fsdp2"), tmp_path / "two-then-one")
     for name in ("ddp", "fsdp2"):

@@ -3,8 +3,38 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def two_train(module: str, folder: Path, seconds: float = 300) -> None:
+    """Runs ``python -m module folder`` in two processes of one training, as ``torchrun`` does; neither may fail."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    shared = {**os.environ, **address, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", module, str(folder)]
+    logs = [folder / f"errors-{rank}" for rank in range(2)]
+    processes = [
+        subprocess.Popen(
+            command, cwd=ROOT, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL, stderr=log.open("w"),
+        )
+        for rank, log in enumerate(logs)
+    ]  # fmt: skip
+    try:
+        for process, log in zip(processes, logs, strict=True):
+            assert process.wait(seconds) == 0, log.read_text()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def alive(pid: int) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -26,9 +24,8 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import AlgorithmSettings, FitSettings, Strategy
 from policy.lm.batch import collate
 from tests.support.plain import DEFAULTS, EXPERTS, Noted, Notes, assert_same, make_model, rl_row
+from tests.support.processes import two_train
 from tests.support.refusal import refused
-
-ROOT = Path(__file__).parents[3]
 
 
 class NotedSupervised(SupervisedModule):
@@ -89,11 +86,7 @@ def test_two_processes_have_the_gradients_and_the_metrics_of_one(tmp_path: Path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         alone = gradients(tmp_path / "one")
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*start, "-m", "tests.unit.runs.test_processes", str(tmp_path / "two")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    two_train("tests.unit.runs.test_processes", tmp_path / "two")
     for name in ("ddp-0", "ddp-1", "fsdp2-0", "fsdp2-1"):
         together = torch.load(tmp_path / "two" / f"{name}.pt", weights_only=True)
         assert len(together["steps"]) == len(alone["steps"]) == 4
