@@ -53,6 +53,7 @@ def import_logs(config: Config, folder: Path) -> None:
                    Claude Code, Codex, LangChain, Gemini, AI SDK, OpenHands, Inspect,
                    smolagents, ATIF, AutoGen, ChatGPT's export
       traces       spans of LangSmith, Langfuse, OpenTelemetry, OpenAI's Agents SDK, LiteLLM
+      aider        Aider's .aider.chat.history.md
       react        printed 'Action:' and 'Observation:', in text or a notebook
       browser-use  folders of history.json and result.json; give the run's folder
       minari       Minari's datasets with text spaces, or discrete ones that imports.names names

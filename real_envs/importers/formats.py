@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from real_envs.errors import UserError
 from real_envs.importers.agentgym import AgentGymFormat
+from real_envs.importers.aider import Aider
 from real_envs.importers.browser_use import PAGES, BrowserUse, task_folders
 from real_envs.importers.commands import Commands
 from real_envs.importers.containers import not_read
@@ -92,6 +93,7 @@ _ALL: tuple[Format, ...] = (
     OwnJsonLines(),
     SweAgent(),
     OpenaiChat(),
+    Aider(),
     React(),
     Commands(),
 )

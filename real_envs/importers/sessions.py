@@ -61,7 +61,8 @@ def _taken_back(line: Any, before: list[Any]) -> int:
 
 def _is_prompt(item: Mapping[str, Any]) -> bool:
     """Whether a user wrote a message, and not the program in a mark of its own, such as <environment_context>."""
-    texts = [str(part.get("text")) for part in item.get("content") or () if isinstance(part, dict)]
+    content = item.get("content")
+    texts = [str(part.get("text")) for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     return item.get("role") == "user" and not re.match(r"<\w+>|# AGENTS.md", "".join(texts).lstrip())
 
 

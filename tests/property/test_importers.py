@@ -30,12 +30,28 @@ kwargs lc additional_kwargs invalid_tool_calls samples simulations eval scores a
 llm_message system_prompt tool_call tool_name part_kind message_type tool_return data toolRequests item event part
 blocks block_type contents toolCall toolResult status session_id channel parentId delta contextItems callId transcript
 intermediate_steps tool_name_0 responses_create_params tool_call_result origin executableCode approve episodes
+Role Items Label Text $type pluginName items tool_messages message_id record_type instructions timestamp exception_info
+chat_completions trajectories is_correct agent_state llm_context loss_mask is_copied_context num_turns
 """
 SPEAKERS = ["user", "assistant", "tool", "system", "human", "gpt", "function_call", "observation"]
 KINDS = ["text", "tool_use", "tool_result", "thinking", "reasoning", "document", "image", "ai", "response_item"]
 KINDS += ["gemini", "info", "TextMessage", "ToolCallExecutionEvent", "multimodal_text", "thoughts", "ATIF-v1.5"]
 KINDS += ["item.completed", "tool.execution_complete", "context.append_loop_event", "tool/result", "session", "result"]
-KINDS += ["ActionEvent", "request", "tool_call_message", "toolRequest", "tool", "tool_call", "_checkpoint", "json"]
+KINDS += ["FunctionCallContent", "functionCall", "usage", "UserMessage", "FunctionExecutionResultMessage", "summary"]
+KINDS += [
+    "thread_rolled_back",
+    "turn_aborted",
+    "event_msg",
+    "error",
+    "ActionEvent",
+    "request",
+    "tool_call_message",
+    "toolRequest",
+    "tool",
+    "tool_call",
+    "_checkpoint",
+    "json",
+]
 KINDS += ["server_tool_use", "mcp_tool_result", "tool-f", "dynamic-tool", "web_search_call", "run", "output-available"]
 WORDS = st.sampled_from([*SPEAKERS, *KINDS, "a\n> b", "terminated", "expert", "", "\ud800", "<think>", '{"name": "x"}'])
 PLAIN = st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.integers() | WORDS
@@ -103,10 +119,21 @@ def test_a_record_is_an_episode_or_is_refused(name: str) -> None:
 LINE = record(
     {"type": WORDS}, "sessionId", "uuid", "parentUuid", "isSidechain", "message", "payload", "role", "content"
 ) | record({"type": WORDS}, "data", "item", "event", "part", "session_id", "id", "parentId", "kind", "source", "delta")
+LINE |= record({"type": WORDS, "payload": record({"type": WORDS}, "num_turns", "role", "content", "message")})
+LINE |= record({"Role": record({"Label": WORDS}), "Items": st.lists(ROW | JSON, max_size=2)}) | record(
+    {"items": SAID, "role": WORDS}
+)
+STEPS = record(
+    {"steps": st.lists(record({"chat_completions": SAID | JSON}, "reward") | JSON, max_size=3)}, "name", "reward"
+)
 TREES = (
     record({"schema_version": st.just("ATIF-v1"), "steps": st.lists(ROW | JSON, max_size=3)}, "agent", "observation")
     | record({"mapping": st.dictionaries(WORDS, ROW | JSON, max_size=3), "current_node": WORDS}, "title")
+    | record({"mapping": st.dictionaries(WORDS, record({"message": ROW | JSON}, "parent"), min_size=1, max_size=3)})
     | record({"messages": st.lists(SAID, min_size=1, max_size=2)}, "scores", "id")
+    | record({"trajectories": st.lists(STEPS | JSON, max_size=3)}, "id", "is_correct")
+    | STEPS
+    | record({"agent_states": st.dictionaries(WORDS, record({"agent_state": record({"llm_context": ROW})}) | JSON)})
     | record({"input": JSON, "intermediate_steps": st.lists(JSON, max_size=2)}, "output")
     | record({"trajectory": record({"tool_name_0": JSON}, "thoughts", "observation"), "question": JSON})
     | record({"responses_create_params": record({"input": JSON}), "response": record({"output": JSON})}, "reward")
@@ -133,10 +160,27 @@ SPAN_KEYS = """
 id trace_id traceId parent_run_id parentSpanId run_type span_data attributes inputs outputs input output type object
 start_time startTime name error scores feedback_stats observations child_runs resourceSpans spans data events response
 choices generations message messages content tool_calls key value stringValue arrayValue values session_id context
+resourceLogs scopeLogs logRecords eventName body spanId events kvlistValue system request_body response_body
+finish_reason
+message.role message.content event.name gen_ai.output.messages
 gen_ai.input.messages gen_ai.prompt.0.content gen_ai.prompt.x llm.input_messages.0.message ai.response.toolCalls role
 """
 SPAN_WORDS = st.sampled_from(
-    ["llm", "tool", "agent", "GENERATION", "chat", "look(", "assistant", "tool", "t", "1", "[]"]
+    [
+        "llm",
+        "tool",
+        "agent",
+        "GENERATION",
+        "gen_ai.choice",
+        "gen_ai.user.message",
+        "chat",
+        "look(",
+        "assistant",
+        "tool",
+        "t",
+        "1",
+        "[]",
+    ]
 )
 SPAN_JSON = st.recursive(
     PLAIN | SPAN_WORDS,
@@ -144,10 +188,14 @@ SPAN_JSON = st.recursive(
     max_leaves=30,
 )
 CALLS = record({"run_type": SPAN_WORDS, "inputs": SPAN_JSON, "outputs": SPAN_JSON}, "trace_id", "id", "parent_run_id")
+LOG = record({"eventName": SPAN_WORDS, "traceId": SPAN_JSON, "body": SPAN_JSON}, "spanId", "attributes")
+LOGS = record(
+    {"resourceLogs": st.lists(record({"scopeLogs": st.lists(record({"logRecords": st.lists(LOG | SPAN_JSON)}))}))}
+)
 
 
 @settings(max_examples=150)
-@given(st.lists(CALLS | record({"traceId": WORDS, "attributes": SPAN_JSON}) | SPAN_JSON, max_size=5))
+@given(st.lists(CALLS | LOGS | record({"traceId": WORDS, "attributes": SPAN_JSON}) | SPAN_JSON, max_size=5))
 def test_spans_become_episodes_or_are_refused(tmp_path_factory: pytest.TempPathFactory, lines: list[Any]) -> None:
     path: Path = tmp_path_factory.mktemp("spans") / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
