@@ -135,14 +135,14 @@ def _in_no_format(sample: Sample) -> str:
         return "is a pickle, as of AgentLab's steps: reading it could run code, so it is never read"
     if "state_obv" in sample.text and sample.record is None:
         return "is a page of WebArena's results, which is not read: log its steps as messages"
-    if known := not_read(sample.record):
-        return f"is one of {known}"
+    if about := not_read(sample.record):
+        return f"is one of {about}"
     if sample.record is None and sample.path.is_file() and not sample.error:
         with open_bytes(sample.path) as file:
             head = file.read(512)
-        seen = {mark for mark in _SEEN if head.startswith(mark)} | ({_TAR} if head[257:262] == _TAR else set())
-        if seen:
-            return f"is {_SEEN[seen.pop()]}"
+        known = {mark for mark in _SEEN if head.startswith(mark)} | ({_TAR} if head[257:262] == _TAR else set())
+        if known:
+            return f"is {_SEEN[known.pop()]}"
         if head.strip(_BLANK) == b"":
             return "is empty: it holds no record"
     if isinstance(sample.record, dict) and (told := told_of_texts(sample.record)):
