@@ -118,6 +118,8 @@ def test_what_a_program_wrote_below_an_action_is_its_answer(tmp_path: Path) -> N
     path = write(tmp_path / "a.jsonl", lines({"messages": [user("?"), agent(f"{acted}\nObservation: r"), said]}))
     assert steps(only(path)) == [(acted, "r"), ("Final Answer: 3", "")]
     made_up = f"{acted}\nObservation: r"  # as the answer shows
+    write(path, lines({"messages": [user("?"), agent(f"{made_up}\nObservation: x"), said]}))
+    assert steps(only(path))[0] == (made_up, "x")
     write(path, lines({"messages": [user("?"), agent(made_up), user("Observation: x"), said]}))
     assert steps(only(path))[0] == (made_up, "Observation: x")
     write(path, lines({"messages": [user("?"), agent(f"{made_up}\nThought: k\nFinal Answer: 3")]}))
