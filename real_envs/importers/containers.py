@@ -195,7 +195,9 @@ def _rllm(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     about = {"task_id": str(name).partition(":")[0] if name else None, "success": value.get("is_correct")}
     about["termination_reason"] = value.get("termination_reason")
     for number, trajectory in enumerate(trajectories):
-        steps, messages = trajectory.get("steps") if isinstance(trajectory, dict) else None, list[Any]()
+        if not isinstance(trajectory, dict):
+            raise FieldError(f"trajectories[{number}]", f"is {trajectory!r:.40}, not a trajectory")
+        steps, messages = trajectory.get("steps"), list[Any]()
         for i, step in enumerate(steps if isinstance(steps, list) else ()):
             chat, at = step.get("chat_completions") if isinstance(step, dict) else None, f"steps[{i}].chat_completions"
             # earlier thoughts may be cut
@@ -205,12 +207,8 @@ def _rllm(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             if messages and isinstance(messages[-1], dict) and trajectory.get("reward") is None:
                 messages[-1] = {**messages[-1], "reward": step.get("reward")}
         given = {"messages": messages, "agent": trajectory.get("name"), "trajectories": None, "steps": None}
-        yield (
-            {**value, **trajectory}
-            | about
-            | given
-            | {"id": f"{name}/{number}" if name and len(trajectories) > 1 else name}
-        )
+        given["id"] = f"{name}/{number}" if name and len(trajectories) > 1 else name
+        yield {**value, **trajectory} | about | given
 
 
 def _said(message: Any) -> Any:

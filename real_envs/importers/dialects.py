@@ -21,6 +21,7 @@ from real_envs.importers.events import (
     harmony,
     microsoft,
     no_message,
+    note,
     objects,
     shown,
 )
@@ -48,7 +49,8 @@ _NOTES = ("queue-operation", "system")  # lines of a session that have a content
 # parts that are no text of anybody; the first two say nothing at all
 _NO_PARTS = (
     *("step-start", "step-finish", "reference", "container_upload", "compaction", "non_standard", "snapshot", "patch"),
-    *("agent", "retry", "subtask", "tool-approval-request", "redactedThinking"),
+    *("agent", "retry", "subtask", "tool-approval-request", "redactedThinking", "systemNotification"),
+    *("contextLengthExceeded", "summarizationRequested"),
 )
 _CONTENTS = (  # where the content of a message is, if not there
     *("value", "text", "system_prompt", "message", "blocks", "contents", "items", "_content"),
@@ -111,7 +113,7 @@ def _reader(value: Mapping[str, Any]) -> Reader | None:
             return event_reader(value)
         if role == _ASSISTANT and ("channel" in value or value.get("recipient") not in NO_TOOLS):
             return harmony
-        return _called if role in _CALLED else _note if role.startswith("_") else None
+        return _called if role in _CALLED else note if role.startswith("_") else None
     if kind == "mcp_approval_response":
         return _approval
     if reader := event_reader(value):
@@ -141,14 +143,6 @@ def _called(message: Message, left_out: Counter[str]) -> list[Any]:
     if not all(isinstance(call, dict) and call.get("name") for call in calls):
         return [message | {"role": _ASSISTANT}]
     return [message | {"role": _ASSISTANT, "content": None, "tool_calls": calls}]
-
-
-def _note(message: Message, left_out: Counter[str]) -> list[Any]:
-    """Of Kimi's CLI: its system prompt, or a number."""
-    if message["role"] == "_system_prompt":
-        return [message | {"role": "system"}]
-    left_out[f"line of role {message['role']}"] += 1
-    return []
 
 
 def _approval(part: Message, left_out: Counter[str]) -> list[Any]:
@@ -363,7 +357,7 @@ def _parts(part: Any, left_out: Counter[str]) -> Iterator[tuple[str, Any]]:
     elif kind.endswith("_tool_result") or kind == "server_tool_result":
         failed = part.get("is_error") is True or part.get("status") == "error"
         yield _result(_of_server(part.get("content", part.get("output")), left_out), failed)
-    elif kind in ("toolRequest", "toolResponse"):  # of goose
+    elif kind in ("toolRequest", "frontendToolRequest", "toolResponse"):  # of goose
         yield _of_goose(part)
     elif kind == "think":  # of Kimi's CLI
         yield _ASSISTANT, {"type": "thinking", "thinking": part.get("think")}
@@ -380,10 +374,11 @@ def _parts(part: Any, left_out: Counter[str]) -> Iterator[tuple[str, Any]]:
     elif kind in ("tool-invocation", "dynamic-tool") or (kind.startswith("tool-") and "state" in part):
         inner = part["toolInvocation"] if isinstance(part.get("toolInvocation"), dict) else part
         name, given = inner.get("toolName") or kind.removeprefix("tool-"), inner.get("input", inner.get("args"))
-        yield _ASSISTANT, {"type": "tool_use", "name": name, "input": given}
+        yield _ASSISTANT, {"type": "tool_use", "name": name, "input": given, "id": inner.get("toolCallId")}
         if inner.get("state") in ("output-available", "result", "output-error"):
             failed = inner["state"] == "output-error"
-            yield _result(inner.get("errorText") if failed else inner.get("output", inner.get("result")), failed)
+            answer = inner.get("errorText") if failed else inner.get("output", inner.get("result"))
+            yield _result(answer, failed, inner.get("toolCallId"))
     elif kind.startswith(("data", "source")) or kind in _NO_PARTS:
         left_out[kind] += kind not in _NO_PARTS[:2]
         yield _ASSISTANT, _EMPTY
@@ -399,9 +394,10 @@ def _of_goose(part: Message) -> tuple[str, Any]:
     held = part.get("toolCall", part.get("toolResult"))
     inner: Message = held if isinstance(held, dict) else {}
     given, failed = inner.get("value", inner), inner.get("status") == "error"
-    if part["type"] == "toolRequest" and failed:  # a call that could not be read is its error
+    asks = part["type"] != "toolResponse"
+    if asks and failed:  # a call that could not be read is its error
         return _ASSISTANT, {"type": "text", "text": shown(inner.get("error"))}
-    if part["type"] == "toolRequest":
+    if asks:
         return _ASSISTANT, {**(given if isinstance(given, dict) else {}), "type": "tool_use", "id": part.get("id")}
     whole = isinstance(given, dict) and isinstance(given.get("content"), list)
     return _result(inner.get("error") if failed else given["content"] if whole else given, failed, part.get("id"))

@@ -46,7 +46,7 @@ def event_reader(value: Mapping[str, Any]) -> Reader | None:
         if {"id", "timestamp", "instructions"} <= value.keys():  # how a session of Codex began in 2025
             return _codex_head
         about = ({"working_dir", "description"}, {"author", "actions"}, {"record_type"})
-        return no_message if any(names <= value.keys() for names in about) else None
+        return no_message if any(names <= value.keys() for names in about) and "conversation" not in value else None
     if kind == "gemini" or (kind in _NOTICES and {"content", "timestamp"} <= value.keys()):
         return _gemini_cli
     if kind in ("tool_use", "tool_result") and ("tool_id" in value or "tool_use_id" in value):
@@ -67,6 +67,14 @@ def event_reader(value: Mapping[str, Any]) -> Reader | None:
 
 def no_message(value: Message, left_out: Counter[str]) -> list[Any]:
     left_out[f"line of type {value.get('type', 'session')}"] += 1
+    return []
+
+
+def note(message: Message, left_out: Counter[str]) -> list[Any]:
+    """Of Kimi's CLI: its system prompt, or a number."""
+    if message["role"] == "_system_prompt":
+        return [message | {"role": _SYSTEM}]
+    left_out[f"line of role {message['role']}"] += 1
     return []
 
 

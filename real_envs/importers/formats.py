@@ -34,7 +34,7 @@ from real_envs.importers.jsonl import OwnJsonLines
 from real_envs.importers.minari import Minari, datasets
 from real_envs.importers.openai_chat import OpenaiChat, latest_states, told_of_texts
 from real_envs.importers.react import React
-from real_envs.importers.records import PACKED, Sample, json_records, open_bytes, plain_suffix
+from real_envs.importers.records import PACKED, PACKED_MARKS, Sample, json_records, open_bytes, plain_suffix
 from real_envs.importers.swe_agent import SweAgent
 from real_envs.importers.tables import TABLES, Tables, grouped, table_records
 from real_envs.importers.traces import Traces
@@ -46,8 +46,11 @@ _HEAD = 100_000
 # what reading a file may raise, a gzipped one that breaks off included
 BROKEN = (OSError, EOFError, zlib.error, RecursionError)
 _JSON = (".json", ".jsonl", ".ndjson", ".traj", ".eval")
+_TAR = b"ustar"
 _SEEN = {  # how files begin that are read only after somebody took them apart
     b"PK\x03\x04": "an archive: unzip it, and name the folder",
+    _TAR: "an archive: unpack it, and name the folder",
+    **dict.fromkeys(PACKED_MARKS, "packed twice: unpack it once"),
     b"SQLite format 3": "a database of SQLite: export its messages as JSON lines",
 }
 _BLANK = b"[]{} \r\n\t\xef\xbb\xbf"
@@ -132,13 +135,14 @@ def _in_no_format(sample: Sample) -> str:
         return "is a pickle, as of AgentLab's steps: reading it could run code, so it is never read"
     if "state_obv" in sample.text and sample.record is None:
         return "is a page of WebArena's results, which is not read: log its steps as messages"
-    if known := not_read(sample.record):
-        return f"is one of {known}"
+    if about := not_read(sample.record):
+        return f"is one of {about}"
     if sample.record is None and sample.path.is_file() and not sample.error:
-        with sample.path.open("rb") as file:
-            head = file.read(16)
-        if about := next((about for mark, about in _SEEN.items() if head.startswith(mark)), ""):
-            return f"is {about}"
+        with open_bytes(sample.path) as file:
+            head = file.read(512)
+        known = {mark for mark in _SEEN if head.startswith(mark)} | ({_TAR} if head[257:262] == _TAR else set())
+        if known:
+            return f"is {_SEEN[known.pop()]}"
         if head.strip(_BLANK) == b"":
             return "is empty: it holds no record"
     if isinstance(sample.record, dict) and (told := told_of_texts(sample.record)):

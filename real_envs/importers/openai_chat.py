@@ -55,7 +55,7 @@ _ANSWERED = re.compile(  # what a tool gave, between texts of the model
     re.DOTALL,
 )
 # what an agent wrote, and what its program added below it, as CrewAI logs them
-_OBSERVED = re.compile(r"(.*^Action Input:.*?)^Observation:[^\S\n]*(.*)\Z", re.DOTALL | re.MULTILINE)
+_OBSERVED = re.compile(r"(.*^Action Input:.*)^Observation:[^\S\n]*(.*)\Z", re.DOTALL | re.MULTILINE)
 _MASKS = ("loss_mask", "response_mask", "completion_mask", "env_mask", "tool_mask")  # 1 where the model wrote a token
 _TEXTS = (*_ROLLOUTS, ("input_prompt", "output_response"))
 _KNOWN = ("task_id", "reward", "success", "user_scenario")
@@ -345,7 +345,8 @@ def _each(key: str, messages: list[Any], dialogue: Dialogue) -> Iterator[tuple[s
                 found = (
                     _OBSERVED.match(str(message.get("content"))) if alone and _role(message) == "assistant" else None
                 )
-                if found and re.search(r"^(?:Thought|Action|Final Answer):", found[2], re.MULTILINE):
+                several = found and len(re.findall("^Action Input:", found[1], re.MULTILINE)) > 1
+                if several or (found and re.search("^(?:Thought|Action|Final Answer):", found[2], re.MULTILINE)):
                     raise FieldError(f"{key}[{i}]", "is a text of several actions and observations: log messages")
                 if found:
                     yield f"{key}[{i}]", {**message, "content": found[1].strip()}

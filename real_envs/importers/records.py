@@ -37,6 +37,7 @@ _PACKED: dict[bytes, Callable[[Path], Any]] = {  # by the bytes at their beginni
     b"\xfd7zXZ": lzma.LZMAFile,
     b"\x28\xb5\x2f\xfd": lambda path: pa.input_stream(str(path), compression="zstd"),
 }
+PACKED_MARKS = tuple(_PACKED)
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 

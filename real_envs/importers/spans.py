@@ -146,16 +146,15 @@ def spans_in(value: Any, trace: str = "") -> Iterator[tuple[dict[str, Any], str]
 
 def _with_events(logs: list[Any]) -> Iterator[Any]:
     """Log records of OpenTelemetry; those that are a message each are the events of one span."""
-    spans: dict[tuple[Any, Any], dict[str, Any]] = {}
+    spans: dict[tuple[str, str], dict[str, Any]] = {}
     for log in logs:
         about = _nested([log.get("attributes")]) if isinstance(log, dict) else {}
         name = _at(about, "event.name") or (log.get("eventName") if isinstance(log, dict) else None)
         if not _EVENT.fullmatch(str(name)):
             yield log
             continue
-        span = spans.setdefault(
-            (log.get("traceId"), log.get("spanId")), {"attributes": [], **log, "type": "chat", "events": []}
-        )
+        place = (str(log.get("traceId")), str(log.get("spanId")))
+        span = spans.setdefault(place, {"attributes": [], **log, "type": "chat", "events": []})
         span["events"].append({"name": name, "attributes": {"gen_ai.event.content": _plain(log.get("body"))}})
     yield from spans.values()
 

@@ -15,11 +15,13 @@ from typing import Any
 
 from real_envs.importers.drafts import THOUGHT, EpisodeDraft, Format, Reading
 from real_envs.importers.ends import ending_of
+from real_envs.importers.events import objects
 from real_envs.importers.messages import AGENT, SYSTEM, apart, read_message
 from real_envs.importers.records import Record, Sample, json_records
 from real_envs.store.codec import FieldError
 
 TRAJECTORY = "trajectory"
+_ATTEMPTS = "attempts"
 _KNOWN = (TRAJECTORY, "history", "task_id")
 
 
@@ -29,13 +31,14 @@ class SweAgent(Format):
     marks = (TRAJECTORY, "history")
 
     def recognises(self, sample: Sample) -> str:
-        steps = sample.record.get(TRAJECTORY) if isinstance(sample.record, dict) else None
+        first = next(_attempts(iter([Record("", sample.record)])), Record("", None)).value
+        steps = first.get(TRAJECTORY) if isinstance(first, dict) else None
         first = steps[0] if isinstance(steps, list) and steps else None
         good = isinstance(first, dict) and {"action", "observation"} <= first.keys()
         return f"its '{TRAJECTORY}' has 'action' and 'observation'" if good else ""
 
     def records(self, path: Path) -> Iterator[Record]:
-        for record in json_records(path):
+        for record in _attempts(json_records(path)):
             alone = isinstance(record.value, dict) and TRAJECTORY in record.value
             yield Record(record.where, {"task_id": path.stem} | record.value) if alone else record
 
@@ -68,6 +71,16 @@ class SweAgent(Format):
             failure=failure,
             left_out=left_out,
         )
+
+
+def _attempts(records: Iterator[Record]) -> Iterator[Record]:
+    """The records; of one of several attempts, none of which was chosen, each attempt."""
+    for record in records:
+        if isinstance(record.value, dict) and TRAJECTORY not in record.value and _ATTEMPTS in record.value:
+            for number, attempt in enumerate(objects(record.value[_ATTEMPTS]), start=1):
+                yield Record(f"{record.where}, attempt {number}", attempt)
+        else:
+            yield record
 
 
 def _start(value: dict[str, Any], first: dict[str, Any], reading: Reading, left_out: Counter[str]) -> Iterator[str]:

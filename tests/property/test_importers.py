@@ -32,7 +32,6 @@ blocks block_type contents toolCall toolResult status session_id channel parentI
 intermediate_steps tool_name_0 responses_create_params tool_call_result origin executableCode approve episodes
 Role Items Label Text $type pluginName items tool_messages message_id record_type instructions timestamp exception_info
 chat_completions trajectories is_correct agent_state llm_context loss_mask is_copied_context num_turns
-TimeLimit.truncated
 """
 SPEAKERS = ["user", "assistant", "tool", "system", "human", "gpt", "function_call", "observation"]
 KINDS = ["text", "tool_use", "tool_result", "thinking", "reasoning", "document", "image", "ai", "response_item"]
@@ -163,8 +162,8 @@ start_time startTime name error scores feedback_stats observations child_runs re
 choices generations message messages content tool_calls key value stringValue arrayValue values session_id context
 resourceLogs scopeLogs logRecords eventName body spanId events kvlistValue system request_body response_body
 finish_reason
-gen_ai.input.messages gen_ai.output.messages message.role message.content event.name gen_ai.prompt.0.content
-gen_ai.prompt.x llm.input_messages.0.message ai.response.toolCalls role
+message.role message.content event.name gen_ai.output.messages
+gen_ai.input.messages gen_ai.prompt.0.content gen_ai.prompt.x llm.input_messages.0.message ai.response.toolCalls role
 """
 SPAN_WORDS = st.sampled_from(
     [
@@ -189,10 +188,14 @@ SPAN_JSON = st.recursive(
     max_leaves=30,
 )
 CALLS = record({"run_type": SPAN_WORDS, "inputs": SPAN_JSON, "outputs": SPAN_JSON}, "trace_id", "id", "parent_run_id")
+LOG = record({"eventName": SPAN_WORDS, "traceId": SPAN_JSON, "body": SPAN_JSON}, "spanId", "attributes")
+LOGS = record(
+    {"resourceLogs": st.lists(record({"scopeLogs": st.lists(record({"logRecords": st.lists(LOG | SPAN_JSON)}))}))}
+)
 
 
 @settings(max_examples=150)
-@given(st.lists(CALLS | record({"traceId": WORDS, "attributes": SPAN_JSON}) | SPAN_JSON, max_size=5))
+@given(st.lists(CALLS | LOGS | record({"traceId": WORDS, "attributes": SPAN_JSON}) | SPAN_JSON, max_size=5))
 def test_spans_become_episodes_or_are_refused(tmp_path_factory: pytest.TempPathFactory, lines: list[Any]) -> None:
     path: Path = tmp_path_factory.mktemp("spans") / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))

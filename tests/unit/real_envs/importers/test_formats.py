@@ -437,6 +437,8 @@ def test_act_and_obs_are_action_and_observation(tmp_path: Path) -> None:
         ("a.jsonl", b"\n", "is empty"),
         ("a.json", b"[]", "is empty"),
         ("a.zip", b"PK\x03\x04\0", "unzip it"),
+        ("a.jsonl.gz.gz", gzip.compress(gzip.compress(b"{}")), "packed twice"),
+        ("a.tar.gz", gzip.compress(bytes(257) + b"ustar" + bytes(250)), "an archive"),
         ("a.db", b"SQLite format 3\0", "a database of SQLite"),
         ("a.jsonl", b'{"text": "<|im_start|>user Hi"}', "a chat template in 'text'"),
         ("a.jsonl", b'{"choices": [], "object": "chat.completion.chunk"}', "single answers of a model"),

@@ -118,6 +118,8 @@ def test_what_a_program_wrote_below_an_action_is_its_answer(tmp_path: Path) -> N
     path = write(tmp_path / "a.jsonl", lines({"messages": [user("?"), agent(f"{acted}\nObservation: r"), said]}))
     assert steps(only(path)) == [(acted, "r"), ("Final Answer: 3", "")]
     made_up = f"{acted}\nObservation: r"  # as the answer shows
+    write(path, lines({"messages": [user("?"), agent(f"{made_up}\nObservation: x"), said]}))
+    assert steps(only(path))[0] == (made_up, "x")
     write(path, lines({"messages": [user("?"), agent(made_up), user("Observation: x"), said]}))
     assert steps(only(path))[0] == (made_up, "Observation: x")
     write(path, lines({"messages": [user("?"), agent(f"{made_up}\nThought: k\nFinal Answer: 3")]}))
@@ -160,3 +162,29 @@ def test_rewards_of_rllm_are_of_the_trajectory_or_of_its_steps(tmp_path: Path) -
     ]
     assert [turn.reward for turn in (*solver.turns, *judge.turns)] == [0.0, 1.0, 0.25, 0.5]
     assert (solver.success, solver.stop.value) == (True, "turn_limit")
+
+
+def test_an_exported_session_of_goose_is_an_episode_and_its_notices_are_counted(tmp_path: Path) -> None:
+    called = agent([{"type": "frontendToolRequest", "id": "c", "toolCall": {"value": {"name": "f", "arguments": {}}}}])
+    noted = agent([{"type": "systemNotification", "msg": "compacted"}, {"type": "text", "text": "Done."}])
+    session = {"id": "1", "working_dir": "/x", "description": "d", "conversation": [user("Hi"), called, SEEN, noted]}
+    episode = only(write(tmp_path / "a.json", session))
+    assert steps(episode) == [("f({})", "a.py"), ("Done.", "")]
+    assert left_out(episode) == {"systemNotification": 1}
+
+
+def test_a_call_of_the_ai_sdk_without_an_answer_is_counted(tmp_path: Path) -> None:
+    part = {"type": "tool-f", "state": "output-available", "input": {}, "output": "ok", "toolCallId": "a"}
+    asked = {"type": "tool-g", "state": "input-available", "input": {}, "toolCallId": "b"}
+    parts = [{"type": "step-start"}, part, asked, {"type": "step-start"}, {"type": "text", "text": "Done."}]
+    message = {"id": "2", "role": "assistant", "parts": parts}
+    episode = only(write(tmp_path / "a.json", [user("Hi"), message]))
+    assert steps(episode) == [("f({})\ng({})", "ok"), ("Done.", "")]
+    assert left_out(episode) == {"answer to a call": 1}
+
+
+def test_attempts_of_swe_agent_of_which_none_was_chosen_are_episodes(tmp_path: Path) -> None:
+    step = {"action": "ls", "observation": "a.py", "query": [user("Fix it.")]}
+    attempts = [{"trajectory": [step], "info": {"exit_status": "submitted"}}, {"trajectory": [step, step]}]
+    episodes, _ = items(write(tmp_path / "a.traj", {"attempts": attempts}))
+    assert [(one.task_id, len(one.turns)) for one in episodes] == [("a", 1), ("a", 2)]
