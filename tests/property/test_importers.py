@@ -32,6 +32,7 @@ blocks block_type contents toolCall toolResult status session_id channel parentI
 intermediate_steps tool_name_0 responses_create_params tool_call_result origin executableCode approve episodes
 Role Items Label Text $type pluginName items tool_messages message_id record_type instructions timestamp exception_info
 chat_completions trajectories is_correct agent_state llm_context loss_mask is_copied_context num_turns
+TimeLimit.truncated
 """
 SPEAKERS = ["user", "assistant", "tool", "system", "human", "gpt", "function_call", "observation"]
 KINDS = ["text", "tool_use", "tool_result", "thinking", "reasoning", "document", "image", "ai", "response_item"]
