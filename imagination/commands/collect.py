@@ -54,12 +54,13 @@ def generate_tasks(config: Config, run: RunFolder) -> None:
     """
     check_checksums(run.games)
     (run.games / CHECKSUMS).unlink(missing_ok=True)  # a stop before new ones are written leaves none
-    seen = _seen(config) if config.games.focus else []
-    candidates = _CANDIDATES if seen else 1
-    note = run.games / _FOCUS
-    if note.exists() and read_json(note)["focus"] != config.games.focus:
+    focus, note = config.games.focus, run.games / _FOCUS
+    if note.exists() and read_json(note)["focus"] != focus:
         (run.games / FILE).unlink(missing_ok=True)
         note.unlink()
+    if focus and not note.exists():
+        _seen(config)  # what is wrong with that run is said before tasks are drawn
+    candidates = _CANDIDATES if focus else 1
     counts = {"train": candidates * config.games.train, "heldout": config.games.heldout}
     settings = world_settings(config.env, config.games)
     panel = chosen_panel(config) if config.games.panel else None
@@ -74,8 +75,8 @@ def generate_tasks(config: Config, run: RunFolder) -> None:
                 world_of_panel(config.env.name).generate(*asked, panel)
         except ValueError as error:
             raise UserError(f"env={config.env.name}: {error}") from error
-    if seen:
-        _keep_focused(config, run, seen)
+    if focus:
+        _keep_focused(config, run)
     write_checksums(run.games)
     if panel is not None:
         panel.check_starts(asyncio.run(first_texts(config, run)))
@@ -96,12 +97,12 @@ def _seen(config: Config) -> list[tuple[Mapping[str, str], bool]]:
     return [(tasks[line["task_id"]], bool(line["solved"])) for line in lines]
 
 
-def _keep_focused(config: Config, run: RunFolder, seen: Sequence[tuple[Mapping[str, str], bool]]) -> None:
+def _keep_focused(config: Config, run: RunFolder) -> None:
     """Of the candidates, those training tasks that are kept. Raises ``UserError``: they differ in no parameter."""
     candidates, path = world_of_panel(config.env.name).drawn(run.games)[1]["train"], run.games / FILE
     if len(candidates) == config.games.train:
         return  # chosen before
-    weights = failure_weights([task.spec for task in candidates], seen)
+    weights = failure_weights([task.spec for task in candidates], _seen(config))
     if len(set(weights)) == 1:
         raise UserError(f"games.focus: tasks of env={config.env.name} with these env.options differ in no parameter")
     rng = random.Random(derive_seed("focus", config.seed))

@@ -161,11 +161,7 @@ def load_config(overrides: Sequence[str], schema: type[C], folder: Path | None =
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(folder.absolute()), job_name="imagine"):
             composed = compose("config", overrides=checked)
-        plain: Any = OmegaConf.to_container(composed)
-        if re.search(r"\$\{|\?\?\?", str(plain)):  # it refers to other settings, perhaps to defaults
-            plain = OmegaConf.to_container(OmegaConf.merge(_defaults(schema), composed), resolve=True)
-        else:
-            plain = _merged(OmegaConf.to_container(_defaults(schema)), plain)
+        plain = OmegaConf.to_container(OmegaConf.merge(_defaults(schema), composed), resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         advice = "; write a list as [1,2]" if "sweep" in str(error).lower() else ""
         raise ConfigError(f"cannot read the settings: {str(error).splitlines()[0]}{advice}") from error
@@ -178,13 +174,6 @@ def _defaults(schema: type) -> Any:
     from omegaconf import OmegaConf
 
     return OmegaConf.create(asdict(schema()))
-
-
-def _merged(plain: Any, other: Any) -> Any:
-    """Mappings key by key; any other value, and any list, takes the place of what was there."""
-    if not (isinstance(plain, dict) and isinstance(other, dict)):
-        return other
-    return plain | {key: _merged(plain.get(key), value) for key, value in other.items()}
 
 
 def run_folder(run: str, root: Path) -> Path:

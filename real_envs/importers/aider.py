@@ -48,11 +48,11 @@ class Aider(Format):
         dialogue = Dialogue()
         asked = False
         for who, group in groupby(lines, speaker):
-            said = list(group)
+            spoken = list(group)
             asked |= who == _USER
-            hidden = [line for line in said if not asked or line.startswith("> Tokens: ")]
+            hidden = [line for line in spoken if not asked or line.startswith("> Tokens: ")]
             dialogue.left_out["line of the program"] += sum(bool(line.strip()) for line in hidden)
-            shown = [line for line in said if line not in hidden]
+            shown = [line for line in spoken if line not in hidden]
             text = "\n".join(line[len(who) + 1 :].rstrip() if who else line for line in shown).strip()
             if who == _AGENT and text:
                 thoughts, action, _ = apart(text)

@@ -32,7 +32,7 @@ from real_envs.importers.drafts import (
 from real_envs.importers.intercode import InterCode
 from real_envs.importers.jsonl import OwnJsonLines
 from real_envs.importers.minari import Minari, datasets
-from real_envs.importers.openai_chat import OpenaiChat, latest_states, told_of_texts
+from real_envs.importers.openai_chat import OpenaiChat, latest_states, unread_texts
 from real_envs.importers.react import React
 from real_envs.importers.records import PACKED, PACKED_MARKS, Sample, json_records, open_bytes, plain_suffix
 from real_envs.importers.swe_agent import SweAgent
@@ -145,8 +145,8 @@ def _in_no_format(sample: Sample) -> str:
             return f"is {_SEEN[known.pop()]}"
         if head.strip(_BLANK) == b"":
             return "is empty: it holds no record"
-    if isinstance(sample.record, dict) and (told := told_of_texts(sample.record)):
-        return told
+    if isinstance(sample.record, dict) and (reason := unread_texts(sample.record)):
+        return reason
     unknown = "is in no format that is known here"
     if sample.record is None:
         return f"{unknown}: {sample.error}" if sample.error else unknown

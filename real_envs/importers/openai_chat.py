@@ -342,15 +342,13 @@ def _each(key: str, messages: list[Any], dialogue: Dialogue) -> Iterator[tuple[s
             dialogue.left_out.update(left_out)
             alone = i + 1 == len(messages) or _role(messages[i + 1]) == "assistant"
             for message in plain:
-                found = (
-                    _OBSERVED.match(str(message.get("content"))) if alone and _role(message) == "assistant" else None
-                )
-                several = found and len(re.findall("^Action Input:", found[1], re.MULTILINE)) > 1
-                if several or (found and re.search("^(?:Thought|Action|Final Answer):", found[2], re.MULTILINE)):
+                both = _OBSERVED.match(str(message.get("content"))) if alone and _role(message) == "assistant" else None
+                several = both and len(re.findall("^Action Input:", both[1], re.MULTILINE)) > 1
+                if several or (both and re.search("^(?:Thought|Action|Final Answer):", both[2], re.MULTILINE)):
                     raise FieldError(f"{key}[{i}]", "is a text of several actions and observations: log messages")
-                if found:
-                    yield f"{key}[{i}]", {**message, "content": found[1].strip()}
-                    message = {"role": "tool", "content": found[2].strip()}
+                if both:
+                    yield f"{key}[{i}]", {**message, "content": both[1].strip()}
+                    message = {"role": "tool", "content": both[2].strip()}
                 yield f"{key}[{i}]", message
 
 
@@ -358,7 +356,7 @@ def _role(message: Any) -> Any:
     return message.get("role") if isinstance(message, dict) else None
 
 
-def told_of_texts(record: Mapping[str, Any]) -> str:
+def unread_texts(record: Mapping[str, Any]) -> str:
     """Why a record of a prompt and its answer as two texts, or of a chat template, is not read; "" for all others."""
     texts = {key: text for key, text in record.items() if isinstance(text, str)}
     if name := next((key for key, text in texts.items() if _TEMPLATE.search(text)), ""):
