@@ -83,19 +83,3 @@ def proportional(process: int) -> int:
     except OSError:  # it ended meanwhile
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
-
-
-def of_chromium(process: int) -> bool:
-    """Whether a Chromium starts and ends it as it likes: a renderer, a utility, or what its zygote forked, which has
-    the zygote's name at first and none at the end. So is what ended meanwhile.
-    """
-    try:
-        parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
-        return bool(_kinds(process) & {"renderer", "utility"}) or "zygote" in _kinds(parent)
-    except OSError:
-        return True
-
-
-def _kinds(process: int | str) -> set[str]:
-    words = Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ").split()
-    return {word.removeprefix("--type=") for word in words if word.startswith("--type=")}
