@@ -23,6 +23,21 @@ _GRACE = 5.0  # seconds in which a worker whose parent is gone may close its env
 _ROUNDS = 20  # a process may be started while we look for it
 
 
+def end_with_parent() -> None:
+    """From now on a process of ``multiprocessing`` ends as soon as the one that started it is gone, however it went."""
+    import multiprocessing.connection  # here, as the guard itself needs little
+    import threading
+
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])  # type: ignore[union-attr]
+        os._exit(1)
+
+    if parent is not None:
+        threading.Thread(target=watch, daemon=True).start()
+
+
 def end_tree(leader: int, mark: str) -> None:
     """Kill the group that ``leader`` leads or led, and all processes with the mark.
 

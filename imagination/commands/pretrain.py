@@ -26,6 +26,7 @@ from policy.lm.backbone import build_model, load_tokenizer, save_checkpoint
 from policy.lm.induction import plant_induction
 from policy.lm.tokenizer import plain_tokens, train_tokenizer
 from real_envs.files import write_atomically
+from real_envs.process_guard import end_with_parent
 from real_envs.seeding import derive_seed
 from worldmodel.formats.full import prediction_text, status_line
 from worldmodel.formats.memory import KNOWN, NOW
@@ -99,7 +100,7 @@ def _corpus(config: Config, run: RunFolder) -> tuple[Mapping[str, CorpusWorld], 
     )
     made.declare(config.vocab_size)
     makers = settings.makers or cores()
-    with ProcessPoolExecutor(makers, mp_context=multiprocessing.get_context("spawn")) as executor:
+    with ProcessPoolExecutor(makers, multiprocessing.get_context("spawn"), end_with_parent) as executor:
         _make_tokenizer(config, run, made, executor)
         made.make(executor)
     return made.worlds, run.path

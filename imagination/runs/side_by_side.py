@@ -11,7 +11,6 @@ import os
 import pickle
 import re
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from imagination.runs.machine import cores
 from imagination.runs.progress_bar import LINE
 from imagination.settings import UserError
 from real_envs.errors import hides_traceback
+from real_envs.process_guard import end_with_parent
 
 _LOOK = 0.5  # seconds between two looks at what the processes print
 _GRACE = 15.0  # seconds that a process has to end by itself once it should
@@ -145,7 +145,7 @@ def split_said(text: str) -> tuple[list[str], str, str]:
 
 def _child(pipe: Connection, log: Path, work: Callable[[], Any]) -> None:
     """What a process does; its result or error goes into ``pipe``, and all that it prints into ``log``."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     with log.open("a") as file:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -166,14 +166,6 @@ def _survives(error: Exception) -> bool:
         return type(pickle.loads(pickle.dumps(error))) is type(error)
     except Exception:  # whatever it is: the error is told in words instead
         return False
-
-
-def _end_with_parent() -> None:
-    """Nobody else would stop it once the parent was killed, and both would write into one folder after a restart."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
 
 
 def _end(processes: list[SpawnProcess]) -> None:

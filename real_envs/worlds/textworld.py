@@ -34,6 +34,7 @@ from typing import Any, ClassVar
 from real_envs.env import StepResult, Task
 from real_envs.files import write_atomically
 from real_envs.panels import Panel
+from real_envs.process_guard import end_with_parent
 from real_envs.worker_pool import PooledTasks
 from real_envs.world import FILE
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, hints
@@ -253,7 +254,7 @@ def _map(build: Callable[[int], str | None], seeds: Sequence[int], workers: int)
         return
     # Spawned, never forked: the caller may have loaded torch and started its threads.
     main = sys.modules["__main__"]
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as executor:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent) as executor:
         sys.modules["__main__"] = ModuleType("__main__")  # or each would run the caller's script again
         try:
             results = executor.map(build, seeds)

@@ -179,3 +179,19 @@ async def test_resets_keep_memory_and_processes_flat() -> None:
             first, last = (max(row[ours] for row in part) for part in (found[:half], found[half:]))
             assert last < first + 4096, "grew by more than 4 MB"
     assert len(set(below(os.getpid())) - before) <= 1, "the guard alone"
+
+
+def test_makers_of_games_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    script = (
+        "from real_envs.worlds.textworld import generate_games\n"
+        f"generate_games({str(tmp_path)!r}, range(99), workers=2)\n"
+    )
+    command = subprocess.Popen([sys.executable, "-c", script])
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("*.z8")) and time.monotonic() < until:
+        time.sleep(0.1)
+    makers = below(command.pid)
+    command.kill()
+    command.wait()
+    assert len(makers) >= 2
+    assert all(gone_within(pid, 8.0) for pid in makers)
