@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from imagination.data.augmentation import read_supplements, with_renamed
@@ -49,10 +50,11 @@ def clone(config: Config, folder: Path) -> None:
             weights = derive_seed("policy weights", config.seed)
             model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, config.policy, train, weights)
         chat = ChatFormat(tokenizer)
-        episodes = with_renamed([*chosen, *extra], config.clone.renamed, config.seed, tokenizer)
-        with_thoughts = {episode.id for episode in extra}
-        texts = [policy_text(turn, t.id in with_thoughts) for t in episodes for turn in t.turns]
+        logged, with_thoughts = [*chosen, *extra], {episode.id for episode in extra}
+        texts = [text for t in logged for text in _actions(t, with_thoughts)]
         check_texts("actions", texts, chat, "", config.max_action_tokens)
+        copies = with_renamed(logged, config.clone.renamed, config.seed, tokenizer)[len(logged) :]
+        episodes = [*logged, *with_short_actions(copies, chat, config.max_action_tokens, with_thoughts)]
         context, weight = context_of(model, config.policy), config.clone.observation_weight
         if config.engine.name != "vllm":
             check_attention(model.config, context)
@@ -84,6 +86,23 @@ def clone(config: Config, folder: Path) -> None:
         leave()
         save_checkpoint(model, tokenizer, run.model("policy-clone"))
         run.update({"real_steps": {"clone": 0}})
+
+
+def with_short_actions(
+    copies: Sequence[Trajectory], chat: ChatFormat, limit: int, with_thoughts: Collection[str] = ()
+) -> list[Trajectory]:
+    """Those of the renamed copies whose actions have at most ``limit`` tokens; made-up names can be longer than those
+    that they stand for. How many are left out is printed. ``with_thoughts`` are ids of episodes whose reasoning counts.
+    """
+    short = [t for t in copies if all(len(chat.encode(text)) < limit for text in _actions(t, with_thoughts))]
+    if len(short) < len(copies):
+        left_out = f"{len(copies) - len(short)} of {len(copies)} renamed copies"
+        print(f"note: {left_out} have actions longer than max_action_tokens={limit}: left out", file=sys.stderr)
+    return short
+
+
+def _actions(episode: Trajectory, with_thoughts: Collection[str]) -> list[str]:
+    return [policy_text(turn, episode.id in with_thoughts) for turn in episode.turns]
 
 
 def imitated(log: Sequence[Trajectory], settings: CloneSettings, needed: bool = True) -> list[Trajectory]:
