@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from real_envs.env import StepResult, Task
+from real_envs.env import EnvFailure, StepResult, Task
+from real_envs.errors import UserError
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.generated import (
@@ -39,6 +40,8 @@ _NO_LIMIT = 1_000_000  # steps of the game's own; episodes are cut by the rollou
 _OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 _NAMED = re.compile(r"(?:take|open|close|read|eat|examine|drop|prepare|slice|dice|chop|cook|put) (?!door )(.+)")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_REFUSED = 8  # games in a row that cannot be made, after which none of these parameters is tried any more
+_WHY = re.compile(r"(?<=Exception: ).+")  # in what Java throws
 _TRIES = 30  # seeds drawn for each task, before the game is said to have no more that differ
 
 LANGUAGE = CommandGrammar.of(
@@ -157,7 +160,25 @@ class TextWorldExpress(GeneratedWorld):
                 f"'{split}': {number} found among {_TRIES * counts[split]} seeds"
             )
 
-        with in_worker(TextWorldExpressGame) as start_of:
+        with in_worker(TextWorldExpressGame) as start:
+            in_a_row = 0  # games that cannot be made
+
+            def start_of(task: Task) -> str | None:
+                """None where the sampled parameters contradict each other, such as a distance that few rooms have."""
+                nonlocal in_a_row
+                try:
+                    text = start(task)
+                except EnvFailure as failure:
+                    in_a_row += 1
+                    if in_a_row < _REFUSED:
+                        return None
+                    why = _WHY.search(str(failure)) or [str(failure).strip().splitlines()[-1]]
+                    raise UserError(
+                        f"{settings.game} cannot be made with params '{settings.params}': {why[0]}"
+                    ) from None
+                in_a_row = 0
+                return text
+
             drawn = draw_distinct(request, candidates, start_of, too_few)
         return {split: [{"id": t.id, "spec": dict(t.spec)} for t in tasks] for split, tasks in drawn.items()}
 
