@@ -17,6 +17,7 @@ import pytest
 from imagination.runs.worlds import world_settings
 from imagination.settings import Config
 from imagination.settings.compose import load_config
+from real_envs.errors import UserError
 from real_envs.world import find_world
 from tests.support.chromium import find
 from tests.support.processes import below, proportional
@@ -33,6 +34,8 @@ WORLDS = {
     "search": ("bm25s",),
     "miniwob": ("browsergym", "miniwob"),
     "alfworld": ("fast_downward",),
+    "bfcl": (),
+    "agentdojo": (),
 }
 MINUTES = float(os.environ.get("CHAOS_MINUTES", "3"))
 WORKERS = 2
@@ -44,6 +47,11 @@ def test_resets_keep_memory_and_processes_flat(name: str, tmp_path: Path, monkey
         pytest.importorskip(package)
     if name == "alfworld" and not os.environ.get("ALFWORLD_DATA"):
         pytest.skip("ALFWORLD_DATA names no folder of games")
+    if name in ("bfcl", "agentdojo"):
+        try:
+            _ = find_world(name).settings().folder
+        except UserError as error:
+            pytest.skip(str(error))
     if name == "miniwob" and find() is None:
         pytest.skip("no Chromium: apt-get install chromium")
     # a heap of Java fills up to its bound whatever is done
@@ -88,7 +96,8 @@ async def reset_for(tasks: object, seconds: float, before: set[int], readings: l
             resets += 1
             begun.add(number)
             for action in ("look", "inventory"):
-                await env.step(action)
+                if (await env.step(action)).terminated:
+                    break
         await env.close()
 
     playing = asyncio.gather(*(play(number) for number in range(WORKERS)))
