@@ -77,10 +77,10 @@ def need(path: Path, stage: str) -> Path:
 
 def find_run(name: str, output: str, key: str) -> RunFolder:
     """The run ``name``, a folder or one under ``output``. Raises ``UserError``: the setting ``key`` names none."""
-    places = Path(output) / name, Path(name)
+    places = dict.fromkeys((Path(output) / name, Path(name)))  # one, where the name is a whole path
     existing = next((folder for folder in places if (folder / "summary.json").exists()), None)
     if existing is None:
-        raise UserError(f"{key}={name} is no run: neither {places[0]} nor {places[1]} has a summary.json")
+        raise UserError(f"{key}={name} is no run: there is no summary.json in {' or '.join(map(str, places))}")
     return RunFolder(existing, 0)
 
 
