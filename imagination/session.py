@@ -32,8 +32,7 @@ from worldmodel.code.world_model import SOURCE, CodeWorldModel, load_world
 from worldmodel.diffusion.engine import DiffusionWorldModel, check_trained
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.formats.full import TransitionFormat
-from worldmodel.goal import GoalWorldModel
-from worldmodel.known_rewards import KnownRewardsWorldModel, rewarded_actions
+from worldmodel.rewards import GoalWorldModel, KnownRewardsWorldModel, rewarded_actions
 from worldmodel.rules.invariants import OUTCOME
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.world_model import DeclaredAnswers, RuledWorldModel
