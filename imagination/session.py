@@ -32,8 +32,7 @@ from worldmodel.code.world_model import SOURCE, CodeWorldModel, load_world
 from worldmodel.diffusion.engine import DiffusionWorldModel, check_trained
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.formats.full import TransitionFormat
-from worldmodel.goal import GoalWorldModel
-from worldmodel.known_rewards import KnownRewardsWorldModel, rewarded_actions
+from worldmodel.rewards import GoalWorldModel, KnownRewardsWorldModel, rewarded_actions
 from worldmodel.rules.invariants import OUTCOME
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.world_model import DeclaredAnswers, RuledWorldModel
@@ -150,8 +149,7 @@ class Session:
     def _by_rules(self, model: LanguageWorldModel, log: Sequence[Trajectory] | None) -> LanguageWorldModel:
         """The model behind what the settings let answer in its place: rules, schemas and a declared goal."""
         config, run, settings = self.config, self.run, self.config.worldmodel
-        rules = world_models.rules_of(run) if settings.rules != "off" else None
-        if rules is not None and settings.rules != "off":
+        if settings.rules != "off" and (rules := world_models.rules_of(run)) is not None:
             if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
                 rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
             model = RuledWorldModel(model, rules, settings.rules, settings.resamples)

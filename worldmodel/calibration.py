@@ -21,6 +21,7 @@ from worldmodel.world_model import Prediction
 
 FILE = "calibration.json"
 _TINY = 1e-12  # a probability of a hundred tokens underflows; its logarithm must not
+_STEPS = 500  # of gradient ascent
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def _logit(p: float) -> float:
     return math.log(p) - math.log1p(-p)
 
 
-def fit_score(seen: Sequence[tuple[float, float | None, bool]], steps: int = 500) -> Score:
+def fit_score(seen: Sequence[tuple[float, float | None, bool]]) -> Score:
     """Weights of a logistic regression of *right* on probability and disagreement, by projected gradient ascent.
 
     The identity where any disagreement is missing, where all disagree alike, or where more disagreement does not go
@@ -124,7 +125,7 @@ def fit_score(seen: Sequence[tuple[float, float | None, bool]], steps: int = 500
     scale[scale == 0] = 1.0
     inputs /= scale
     weights, bias = np.array([0.5, 0.0]), 0.0
-    for _ in range(steps):
+    for _ in range(_STEPS):
         error = right - 1 / (1 + np.exp(-np.clip(inputs @ weights + bias, -500, 500)))
         weights = np.maximum(weights + error @ inputs / len(right), 0.0)
         bias += float(error.mean())

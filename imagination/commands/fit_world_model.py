@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from imagination.commands.code_worlds import fit_code
 from imagination.commands.rules import find_rules, rules_sentence
 from imagination.commands.screens import fit_screens
 from imagination.data.batches import Batches, copying_answers, fit_batches, fitting
@@ -18,10 +18,10 @@ from imagination.data.initial_model import check_texts, chosen_model, initial_mo
 from imagination.evaluation.world_model_eval import heldout_tasks, language_metrics, measure
 from imagination.learning.supervised import NextToken, Objective, SupervisedTrainer
 from imagination.rollout import world_models
+from imagination.runs import processes
 from imagination.runs.lifecycle import run_stage
 from imagination.runs.log import rewarded
 from imagination.runs.models import context_of
-from imagination.runs.processes import leave
 from imagination.session import Session
 from imagination.settings import Config, UserError, WorldModelSettings
 from policy.lm.backbone import BASE_FOLDER, load_tokenizer, save_checkpoint
@@ -31,6 +31,9 @@ from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat
 from policy.lm.settings import AUTO, BASE
 from real_envs.seeding import derive_seed
+from worldmodel.calibration import FILE as CALIBRATION
+from worldmodel.code.world_model import save_world
+from worldmodel.code.write import write_world
 from worldmodel.diffusion.engine import check_canvases, mark, mask_of
 from worldmodel.diffusion.objective import MaskedDiffusion
 
@@ -66,7 +69,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
         return
     with run_stage(config, folder, "fit_world_model") as run:
         if config.worldmodel.kind == "code":
-            fit_code(session := Session(config, run))
+            _fit_code(session := Session(config, run))
             _measured(session, {})
             return
         world_models.check_room(config.worldmodel, config.dream)
@@ -108,10 +111,40 @@ def fit_world_model(config: Config, folder: Path) -> None:
             if diffusion:
                 mark(model, settings.diffusion)
             save_checkpoint(model, tokenizer, world_models.member_folder(run, member))
-        leave()
+        processes.leave()
         measured = _measured(session, {"unchanged_share": examples.unchanged_share})
         run.update({"language": language_metrics(chat, train, heldout_tasks(run), form)})
         world_models.note_unended(measured, config.worldmodel.reasoning_tokens)
+
+
+def _fit_code(session: Session) -> None:
+    """Has the function written, tested on logged turns and repaired; the best version is the run's world model.
+
+    Raises:
+        UserError: the server, its model or its key is missing, or it never answered; or no turn has a reward.
+        EngineUnavailable: this system cannot confine the code.
+    """
+    run, settings = session.run, session.config.worldmodel
+    if processes.count() > 1:
+        raise UserError("worldmodel.kind=code trains nothing: leave devices, num_nodes and strategy out")
+    if not settings.code.url:
+        raise UserError(
+            "worldmodel.kind=code is written by a language model: set worldmodel.code.url to the address of its "
+            "server, such as http://localhost:8000/v1, and worldmodel.code.model to its name there"
+        )
+    train, held = (settings.goal.relabel_log(log) for log in session.log)
+    rewarded(run, train, settings.goal)
+    progress = partial(print, file=sys.stderr, flush=True)
+    with closing(settings.code.open("worldmodel.code")) as server:
+        written = write_world(train, held, server, settings.code, session.config.seed, progress)
+    if not written.source:
+        raise UserError("worldmodel.code.url: no question was answered; see the lines above")
+    # until it is measured; an unanswered request leaves the model before, whose calibration ends here
+    run.update({"world_model_form": world_models.UNFINISHED})
+    (run.model("worldmodel") / CALIBRATION).unlink(missing_ok=True)
+    score = {key: value for key, value in asdict(written).items() if key != "source"}
+    save_world(written.source, {**score, "model": server.model}, run.model("worldmodel"))
+    run.update({"code_world": {**score, "model": server.model}})
 
 
 def _measured(session: Session, beside: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from real_envs.importers.drafts import LOG
 from real_envs.importers.outcomes import LogJudge, Verdict
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.proportions import Proportion
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 
 VERDICTS = "judge.jsonl"
 BY = f"{LOG}judged_by"  # note of the last turn

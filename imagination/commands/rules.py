@@ -13,7 +13,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, RulesSettings, UserError
 from real_envs.chat_server import ChatServer
 from real_envs.trajectory import Trajectory
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.propose import ask_for_rules
 from worldmodel.rules.rule_set import FILE, RuleSet, check_rules

@@ -50,7 +50,7 @@ from policy.lm.forward import ValueHead
 from real_envs.env import Env
 from real_envs.trajectory import Source, Trajectory
 from real_envs.worker_pool import PoolStats, real_interaction
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 
 
 def train(

@@ -30,7 +30,7 @@ from real_envs.files import check_checksums, write_atomically, write_checksums
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Owner, StopReason, Trajectory
 from worldmodel.extras.synther.transitions import Transitions
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 
 NAME = "critic"  # of the folder under models/
 _WEIGHTS, _MADE_FOR = "model.safetensors", "critic.json"

@@ -11,9 +11,14 @@ import torch
 from torch import Tensor
 
 from imagination.learning.algorithms import Algorithm, total
-from imagination.learning.engine_mismatch import engine_mismatch, truncated_importance
 from imagination.learning.losses.auxiliary import KL, cross_entropy_loss, expert_policy_loss
-from imagination.learning.losses.policy import replay_loss, row_segments, turn_segments
+from imagination.learning.losses.policy import (
+    engine_mismatch,
+    replay_loss,
+    row_segments,
+    truncated_importance,
+    turn_segments,
+)
 from imagination.learning.losses.terms import LossInputs, LossTerms, token_entropy, token_logprobs
 from imagination.learning.metrics import by_source, logprob_grad_by_source, of_source
 from imagination.learning.sharding import Compute, unsharded

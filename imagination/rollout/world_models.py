@@ -135,9 +135,7 @@ def rules_of(run: RunFolder) -> RuleSet | None:
     return rules if rules is not None and (rules.rules or rules.invariants) else None
 
 
-def guard_of(
-    run: RunFolder, settings: WorldModelSettings, dream: DreamSettings, ends: bool = True, name: str = "worldmodel"
-) -> Guard:
+def guard_of(run: RunFolder, settings: WorldModelSettings, dream: DreamSettings, ends: bool, name: str) -> Guard:
     """The guard that the settings ask for, with the calibration of the world model ``name`` where it needs one.
 
     ``ends``: an uncertain turn ends the dream; otherwise it is marked and the dream goes on.

@@ -11,7 +11,7 @@ from imagination.settings import UserError
 from real_envs.env import TaskSet
 from real_envs.store import MANIFEST, TrajectoryStore, is_validation
 from real_envs.trajectory import Trajectory
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 
 ORIGIN = "origin/"  # how ids of episodes begin that another run has logged
 

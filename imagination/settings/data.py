@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from imagination.settings.schema import require
 from real_envs.errors import UserError
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 
 if TYPE_CHECKING:
     from real_envs.chat_server import ChatServer

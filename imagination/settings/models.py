@@ -11,7 +11,7 @@ from imagination.settings.schema import require
 from policy.lm.settings import AUTO, ModelSettings
 from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.extras.screen.settings import ScreenSettings
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 
 Option = str | int | float | bool | list[str] | list[int]
 

@@ -147,7 +147,7 @@ def _refuse_code(config: PretrainedConfig) -> None:
             raise ValueError(f"attn_implementation={attention} is code from elsewhere, which is not run")
 
 
-def _load_gguf(file: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load_gguf(file: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model of a GGUF file, its quantised weights unpacked to ``dtype``, and its tokenizer.
 
     transformers unpacks the file, but its model calls itself quantised and refuses to be saved: the unpacked weights go

@@ -181,7 +181,7 @@ def check_hash(folder: Path, shard: Shard) -> None:
 
 
 def read_rows(
-    folder: Path, shard: Shard, columns: Sequence[str], skip_tasks: Collection[str] = ()
+    folder: Path, shard: Shard, columns: Sequence[str], skip_tasks: Collection[str]
 ) -> Iterator[tuple[int, dict[str, object]]]:
     """The rows with their numbers, counted from 0; a few are in memory at a time. The values are not checked.
 

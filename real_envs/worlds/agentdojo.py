@@ -24,7 +24,15 @@ from real_envs.env import StepResult, Task
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.bfcl import call_of, refusal, signatures
-from real_envs.worlds.generated import Game, GeneratedWorld, TaskRequest, draw_distinct, hints, package_folder
+from real_envs.worlds.generated import (
+    Game,
+    GeneratedWorld,
+    TaskRequest,
+    draw_distinct,
+    hints,
+    package_folder,
+    share_of_split,
+)
 
 VERSION, BENCHMARK = "0.1.35", "v1.2.2"
 INJECTED = "injected"  # of the last turn's notes: whether somebody else's instruction was followed
@@ -183,13 +191,10 @@ class AgentDojo(GeneratedWorld):
         chosen = [name for name in settings.suites.split("+") if name] or [*SUITES]
         requests = [(suite, user) for suite in chosen for user in suites[suite].user_tasks]
         by_fold = {held: [one for one in requests if is_heldout(*one) is held] for held in (True, False)}
-        others = [split for split in counts if split != "heldout"]
         game = AgentDojoGame(settings.folder, privileged=True)
 
         def candidates(split: str, count: int) -> Iterator[dict[str, str]]:
-            order = list(by_fold[split == "heldout"])
-            if split in others and len(others) > 1:
-                order = order[others.index(split) :: len(others)]
+            order = share_of_split(by_fold[split == "heldout"], split, counts)
             rng = random.Random(derive_seed(f"agentdojo/{split}", seed))
             for number in range(_ROUNDS):
                 rng.shuffle(order)

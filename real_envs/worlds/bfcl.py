@@ -34,7 +34,15 @@ from real_envs.worlds.bfcl_tasks import (
     in_one_form,
     refused,
 )
-from real_envs.worlds.generated import Game, GeneratedWorld, TaskRequest, draw_distinct, hints, package_folder
+from real_envs.worlds.generated import (
+    Game,
+    GeneratedWorld,
+    TaskRequest,
+    draw_distinct,
+    hints,
+    package_folder,
+    share_of_split,
+)
 
 VERSION = "2026.3.23"
 DONE = "done()"
@@ -363,13 +371,10 @@ class Bfcl(GeneratedWorld):
             originals = [task for task in originals if set(task.apis) <= set(settings.apis.split("+"))]
         states = settings.heldout == "states"
         by_fold = {held: [t for t in originals if states or _judges(t, settings) is held] for held in (True, False)}
-        others = [split for split in counts if split != "heldout"]
         game, drawn_tasks = BfclGame(settings.folder), DrawnTasks(package)
 
         def candidates(split: str, count: int) -> Iterator[dict[str, str]]:
-            order = list(by_fold[split == "heldout"])
-            if split in others and len(others) > 1:  # no original is in two of them
-                order = order[others.index(split) :: len(others)]
+            order = share_of_split(by_fold[split == "heldout"], split, counts)
             random.Random(derive_seed(f"bfcl/{settings.kind}/{split}", seed)).shuffle(order)
             judged = states and split == "heldout"
             words = drawn_words(judged) if states else drawn_words()

@@ -164,6 +164,12 @@ def draw_distinct(
     return splits
 
 
+def share_of_split(items: Sequence[T], split: str, counts: Mapping[str, int]) -> list[T]:
+    """The items of a split: all where it is the held-out one, and no item twice among the others."""
+    others = [name for name in counts if name != "heldout"]
+    return list(items[others.index(split) :: len(others)]) if split in others else list(items)
+
+
 @contextmanager
 def in_worker(game: Callable[[], SyncEnv]) -> Iterator[Callable[[Task], str]]:
     """What resets tasks in a worker process and gives their first observations.

@@ -20,11 +20,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from real_envs.bm25 import Bm25, WordNumbers, words_of
-from real_envs.dense import LatentSemantics, fused
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
 from real_envs.panels import digest
+from real_envs.retrieval import Bm25, LatentSemantics, WordNumbers, fused, words_of
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn

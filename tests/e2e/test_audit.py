@@ -36,7 +36,7 @@ from real_envs.worlds.textworld import TextWorldGame
 from tests.support.asking import TOKENIZER
 from tests.support.engines import CONTEXT, MODEL
 from tests.support.oracle import OracleWorldModel
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 from worldmodel.world_model import Prediction
 
 TURNS = 5

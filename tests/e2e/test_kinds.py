@@ -27,7 +27,7 @@ from real_envs.trajectory import StopReason, Trajectory
 from tests.support.killing import summary_of
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.evaluation.transitions import judge
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 
 
 def through(config: Config, run: Path) -> list[dict[str, Any]]:

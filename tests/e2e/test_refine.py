@@ -26,8 +26,8 @@ from policy.lm.settings import EngineSettings
 from real_envs.trajectory import Trajectory
 from tests.support.killing import summary_of
 from tests.support.tiny import tiny_settings, write_log
-from worldmodel.goal import Goal
 from worldmodel.objective import transition_weights
+from worldmodel.rewards import Goal
 
 
 def version(folder: Path) -> str:

@@ -10,8 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from real_envs.bm25 import WordNumbers
-from real_envs.dense import LatentSemantics, fused
+from real_envs.retrieval import LatentSemantics, WordNumbers, fused
 
 TEXTS = [
     "the red fox runs",

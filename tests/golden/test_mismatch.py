@@ -10,8 +10,7 @@ import math
 import pytest
 import torch
 
-from imagination.learning.engine_mismatch import engine_mismatch, truncated_importance
-from imagination.learning.losses.policy import ppo_clip_loss
+from imagination.learning.losses.policy import engine_mismatch, ppo_clip_loss, truncated_importance
 from imagination.learning.losses.terms import LossInputs
 from imagination.settings.algorithm_parts import PpoClip
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from imagination.learning.engine_mismatch import engine_mismatch
+from imagination.learning.losses.policy import engine_mismatch
 from policy.lm.engine import Completion, Sampling
 from policy.lm.engines.inprocess.drafts import Drafts
 from policy.lm.engines.inprocess.engine import InProcessEngine

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from policy.lm.batch import by_length
+from policy.lm.batch import by_length, padded
 from policy.lm.forward import encode, hidden_before, token_logits
 from policy.lm.render import ChatFormat, policy_prompt
 from real_envs.trajectory import Owner, Trajectory, Turn
@@ -39,22 +39,17 @@ def action_logprobs(
     device = next(model.parameters()).device
     for batch in by_length([len(rows[i]) for i in fitting], max_tokens):
         chosen = [fitting[i] for i in batch]
-        longest = max(len(rows[i]) for i in chosen)
-        ids = torch.zeros(len(chosen), longest, dtype=torch.long)
-        real, asked = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
-        for line, i in enumerate(chosen):
-            n = len(rows[i])
-            ids[line, :n] = torch.tensor(rows[i])
-            real[line, :n] = True
-            asked[line, n - sizes[i] : n] = True
-        ids, real, asked = ids.to(device), real.to(device), asked.to(device)
+        own = [sizes[i] for i in chosen]
+        ids = padded([rows[i] for i in chosen], 0, torch.long).to(device)
+        ends = torch.tensor([len(rows[i]) for i in chosen], device=device)[:, None]
+        places = torch.arange(ids.shape[1], device=device)
+        real = places < ends
+        asked = real & (places >= ends - torch.tensor(own, device=device)[:, None])
         predictors = hidden_before(model, ids, real, asked)
         table = token_logits(model, predictors.states).log_softmax(-1)
-        logprobs = table[predictors.which, ids[asked]].tolist()
-        position = 0
-        for i in chosen:
-            logprobs_of[i] = sum(logprobs[position : position + sizes[i]])
-            position += sizes[i]
+        logprobs = table[predictors.which, ids[asked]]
+        for i, of_action in zip(chosen, logprobs.split(own), strict=True):
+            logprobs_of[i] = sum(of_action.tolist())
     return logprobs_of
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # transitions reads this module
     from worldmodel.evaluation.transitions import Judged
 
 BINS = 10
+_FOLDS = 5
 Pair = tuple[float, bool]  # confidence, whether it was right
 
 
@@ -35,7 +36,7 @@ def _row(pair: Pair, bins: int) -> list[float]:
     return row
 
 
-def bin_of(confidence: float, bins: int = BINS) -> int:
+def bin_of(confidence: float, bins: int) -> int:
     """Index of the bin; a bound belongs to the upper of its two bins, and 1 to the last."""
     return min(int(confidence * bins), bins - 1)
 
@@ -44,21 +45,21 @@ def _gap(total: np.ndarray) -> float | None:
     return float(np.abs(total[1:]).sum() / total[0]) if total[0] else None
 
 
-def ece(pairs: Sequence[Pair], cluster: Sequence[str], seed: int, bins: int = BINS) -> Estimate:
+def ece(pairs: Sequence[Pair], cluster: Sequence[str], seed: int) -> Estimate:
     """``expected_calibration_error`` with its interval. Chance alone makes it positive, more so for few pairs."""
-    return estimate([_row(pair, bins) for pair in pairs], cluster, _gap, seed, bounds=SHARE)
+    return estimate([_row(pair, BINS) for pair in pairs], cluster, _gap, seed, bounds=SHARE)
 
 
-def reliability(pairs: Sequence[Pair], bins: int = BINS) -> list[dict[str, Any]]:
+def reliability(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     """The reliability diagram, ``[{"low": 0.9, "high": 1.0, "n": 412, "confidence": 0.98, "right": 0.93}, ...]``.
 
     DeGroot and Fienberg 1983; empty bins are left out.
     """
-    groups = grouped(pairs, lambda pair: bin_of(pair[0], bins))
+    groups = grouped(pairs, lambda pair: bin_of(pair[0], BINS))
     return [
         {
-            "low": k / bins,
-            "high": (k + 1) / bins,
+            "low": k / BINS,
+            "high": (k + 1) / BINS,
             "n": len(groups[k]),
             "confidence": sum(c for c, _ in groups[k]) / len(groups[k]),
             "right": sum(r for _, r in groups[k]) / len(groups[k]),
@@ -83,19 +84,19 @@ def fit_calibration(judged: Sequence[Judged], temperature: float, goal: str = ""
     )
 
 
-def calibration_metrics(judged: Sequence[Judged], folds: int = 5, seed: int = 0) -> dict[str, float | int | None]:
+def calibration_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
     """Expected calibration errors before and after, each turn mapped by a fit on the *other* episodes.
 
     Whole episodes are dealt to the folds, as turns of one episode share what is hard about it. ``None`` where there are
     fewer than two episodes, or no predictions.
     """
     episodes = sorted({j.trajectory_id for j in judged})
-    random.Random(derive_seed("folds", seed)).shuffle(episodes)
-    fold = {name: i % folds for i, name in enumerate(episodes)}
+    random.Random(derive_seed("folds", 0)).shuffle(episodes)
+    fold = {name: i % _FOLDS for i, name in enumerate(episodes)}
     raw: list[tuple[Judged, Prediction]] = [(j, j.predicted) for j in judged if j.predicted is not None]
     mapped: list[Pair] = []
     outcome: list[Pair] = []
-    for k in range(folds):
+    for k in range(_FOLDS):
         if (fit := fit_calibration([j for j in judged if fold[j.trajectory_id] != k], 0.0)) is not None:
             own = [(j, p) for j, p in raw if fold[j.trajectory_id] == k]
             mapped += [(fit.probability(p), j.exact) for j, p in own]

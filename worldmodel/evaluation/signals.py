@@ -209,13 +209,14 @@ def _estimate(
 
 _PENALTY = 0.01  # weight of the squared weights
 _STEPS = 200  # of LBFGS at most
+_MICRO_TOKENS = 4096
 
 
 class AnswerStates:
     """What a language model makes of an answer: its hidden state after it, and the mean over the answer's tokens."""
 
-    def __init__(self, model: Any, chat: ChatFormat, form: TransitionFormat, max_tokens: int = 4096) -> None:
-        self._model, self._chat, self._form, self._max_tokens = model, chat, form, max_tokens
+    def __init__(self, model: Any, chat: ChatFormat, form: TransitionFormat) -> None:
+        self._model, self._chat, self._form = model, chat, form
 
     @torch.no_grad()
     def __call__(self, episodes: Sequence[Trajectory]) -> Tensor:
@@ -224,7 +225,7 @@ class AnswerStates:
         device = next(self._model.parameters()).device
         states_of: dict[int, Tensor] = {}
         with evaluating(self._model):
-            for micro in micro_batches(self._model, [t.ids for t in tokens], self._max_tokens):
+            for micro in micro_batches(self._model, [t.ids for t in tokens], _MICRO_TOKENS):
                 ids = padded([tokens[i].ids for i in micro], 0, torch.long).to(device)
                 mask = padded([[1.0] * len(tokens[i].ids) for i in micro], 0, torch.long).to(device)
                 encoded = encode(self._model, ids, mask)

@@ -1,7 +1,7 @@
 """Retrieval-grounded prediction: before each action stand the most similar transitions of the log.
 
 DreamGym (arXiv 2511.03773) grounds its experience model in retrieved transitions. Similarity is BM25
-(``real_envs/bm25.py``) over the words of start, last observation and action.
+(``real_envs/retrieval.py``) over the words of start, last observation and action.
 
 An episode that is trained on or judged by is never shown to the model, neither under its id nor under another one with
 the same content: it would learn to copy an answer that no dream has. In dreams the whole log is there, as it is for
@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from real_envs.bm25 import Bm25, WordNumbers, words_of
+from real_envs.retrieval import Bm25, WordNumbers, words_of
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.formats.full import FormatWrapper, TransitionFormat, prediction_text
 

@@ -18,6 +18,7 @@ ANY = "**"  # stands for all templates with a slot
 _TOKEN = re.compile(r"\n|\w+(?:['#.-]\w+)*|[^\w\s]")
 _SLOT = re.compile(r"\{(\d)\}")
 _MOST_SLOTS = 4
+_LEAST = 20  # actions of a template
 _JOINING_WORDS = """
     a an the this that these those my your his her its their our at to in into on onto from with without up down of
     off out over under inside near by for about and or as against through behind between beside across than then
@@ -119,8 +120,8 @@ class Templates:
         return Action(OTHER, (), action)
 
 
-def find_templates(actions: Iterable[str], least: int = 20) -> Templates:
-    """The templates that at least ``least`` of the actions have, and one in a thousand."""
+def find_templates(actions: Iterable[str]) -> Templates:
+    """The templates that at least ``_LEAST`` of the actions have, and one in a thousand."""
     counts = Counter(actions)
     total = sum(counts.values())
     shapes: Counter[tuple[str, ...]] = Counter()
@@ -134,7 +135,7 @@ def find_templates(actions: Iterable[str], least: int = 20) -> Templates:
         match = _pattern(" ".join(shape)).fullmatch(" ".join(tokens))
         for slot, filler in enumerate(match.groups() if match else (), start=1):
             values.setdefault((shape, slot), Counter())[filler] += times
-    kept = [shape for shape, times in shapes.items() if times >= max(least, total / 1000)]
+    kept = [shape for shape, times in shapes.items() if times >= max(_LEAST, total / 1000)]
     texts = {_with_constants(shape, values) for shape in kept}
     return Templates(sorted(texts, key=lambda text: (-len(_SLOT.sub("", text).split()), text)))
 

@@ -25,7 +25,7 @@ from worldmodel.evaluation.signals import (
 from worldmodel.evaluation.transitions import Judged, judge
 from worldmodel.formats.full import FullObservation
 from worldmodel.formats.retrieval import TransitionIndex
-from worldmodel.goal import GoalWorldModel
+from worldmodel.rewards import GoalWorldModel
 from worldmodel.rules.refusals import Refusals, learn_refusals
 from worldmodel.world_model import LanguageWorldModel, WorldModelWrapper
 

@@ -144,7 +144,7 @@ class ProgressEstimator(nn.Module):
 
     """
 
-    def __init__(self, features: int, hidden: int = 64) -> None:
+    def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(features, hidden), nn.GELU(), nn.Linear(hidden, 1))
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from imagination.learning.losses.auxiliary import cross_entropy_loss, k3_of
+from imagination.learning.losses.auxiliary import cross_entropy_loss, k3_of, kl_k1, kl_k3
 from imagination.learning.losses.terms import LossInputs, LossTerms, constant, difference, largest, loss_terms
 from imagination.learning.shapes import at_least_fp32, check_integers, check_mask, check_shapes
 from imagination.settings.algorithm_parts import (
@@ -296,3 +296,48 @@ def _clipped(log_ratio: Tensor, inputs: LossInputs, clip: PpoClip, denominator: 
         "ratio": ratios,
     }
     return loss_terms(per_token, inputs.weight, denominator, sums, {"ratio": largest(ratios)})
+
+
+# --- the engine that samples and the trainer that learns: one policy, but other kernels, and so other log-probs ---
+
+
+@torch.no_grad()
+def truncated_importance(old_logprobs: Tensor, engine_logprobs: Tensor, weight: Tensor, cap: float) -> Tensor:
+    """How much likelier the trainer finds each sampled token than the engine did: ``min(exp(old - engine), cap)``.
+
+    Truncated importance sampling at the token, Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+    Off-Policy RL Training": PPO's ratio stays within the trainer (new / old) and each token's loss is multiplied by
+    this factor. The truncation bounds the variance.
+
+    Args:
+        old_logprobs: the trainer's, of the policy that acted, before any step.
+        cap: largest factor; at least 1, 2.0 in the paper.
+
+    Returns:
+        constants in ``[0, cap]``, exactly 1 where the weight is 0.
+
+    Example::
+
+        truncated_importance(tensor([log(0.2), log(0.9)]), tensor([log(0.4), log(0.3)]), tensor([1.0, 1.0]), cap=2.0)
+        # [0.5, 2.0]: the second would be 3
+    """
+    if not cap >= 1.0:
+        raise ValueError(f"cap must be at least 1, got {cap}")
+    return kl_k1(old_logprobs, engine_logprobs, weight != 0).exp().clamp(max=cap)
+
+
+@torch.no_grad()
+def engine_mismatch(logprobs: Tensor, engine_logprobs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """How far trainer and engine disagree about one unchanged policy.
+
+    Returns:
+        scalars: the sum over tokens of k3, whose mean estimates KL(engine || trainer) (see ``kl_k1``), and the largest
+        ``exp(|difference|)``, 1 where no token counts. Differences are cut at 20 nats.
+
+    Example::
+
+        engine_mismatch(tensor([log(0.5)]), tensor([log(0.4)]), tensor([1.0]))  # 1.25 - 1 - log(1.25), and 1.25
+    """
+    log_ratio = kl_k1(engine_logprobs, logprobs, weight != 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    peak = log_ratio.abs().amax() if log_ratio.numel() else log_ratio.new_zeros(())
+    return kl_k3(log_ratio, torch.zeros_like(log_ratio)).sum(), peak.exp()

@@ -272,17 +272,15 @@ class AgentGym(ServerWorld):
 
     name: ClassVar[str] = "agentgym"
     settings: ClassVar[type[AgentGymSettings]] = AgentGymSettings
+    session: ClassVar[type[AgentGymSession]] = AgentGymSession
     key: ClassVar[str] = "task"
     prefix: ClassVar[str] = "agentgym-"
-
-    def session(self, settings: AgentGymSettings) -> AgentGymSession:
-        return AgentGymSession(settings)
 
     def for_workers(self, settings: AgentGymSettings) -> tuple[Callable[[], ServerSession], Callable[[], None]]:
         left_open = Path(tempfile.mkdtemp(prefix="imagination-agentgym-"))
         return partial(AgentGymSession, settings, left_open), partial(close_left_open, settings.url, left_open)
 
-    def check(self, session: ServerSession, settings: AgentGymSettings) -> None:
+    def check(self, session: ServerSession, settings: AgentGymSettings, folder: Path) -> None:
         begun(session.start({"task": str(numbers_of(settings.train)[0])}))
         session.act(commands_of(settings.commands)[0])
 

@@ -167,21 +167,26 @@ class ServerWorld(GeneratedWorld):
     """Base of a ``World`` behind a server: tasks are numbers. It may move: ``url`` makes no task.
 
     Attributes:
+        session: the class of its sessions, made of the settings; picklable.
         key: of the number in ``Task.spec``.
         prefix: of the number in ``Task.id``.
+        address: settings that say where the server is.
+        advice: what to do where it cannot be played.
     """
 
     invalid: ClassVar[str] = INVALID
     language: ClassVar[CommandGrammar] = LANGUAGE
     elsewhere: ClassVar[bool] = False  # there is no plan to take commands from
+    session: ClassVar[Any]
     key: ClassVar[str]
     prefix: ClassVar[str]
+    address: ClassVar[tuple[str, ...]] = ("url",)
+    advice: ClassVar[str] = "start a server there, or set env.options.url and the other env.options"
 
-    def session(self, settings: Any) -> ServerSession:
-        raise NotImplementedError
-
-    def check(self, session: Any, settings: Any) -> None:
+    def check(self, session: Any, settings: Any, folder: Path) -> None:
         """Whether the server can be played as the settings say, asked also where nothing is drawn.
+
+        What else is to be known of it is written into the ``folder`` of the tasks.
 
         Raises:
             EnvFailure, UserError: it cannot.
@@ -196,6 +201,17 @@ class ServerWorld(GeneratedWorld):
         """What to say of a split in which only ``enough`` of ``count`` tasks start differently."""
         raise NotImplementedError
 
+    def draw_from(self, session: Any, settings: Any, request: TaskRequest) -> Splits:
+        """The tasks of each split, by the server: candidates until enough of them start differently from all others."""
+
+        def start_of(number: int) -> str:
+            return begun(session.start({self.key: str(number)})).text if settings.distinct else str(number)
+
+        def too_few(split: str, enough: int) -> str:
+            return self.too_few(settings, split, request.counts[split], enough)
+
+        return draw_distinct(request, self.candidates(settings, request.seed), start_of, too_few)
+
     def generate(
         self,
         folder: Path,
@@ -206,7 +222,7 @@ class ServerWorld(GeneratedWorld):
         workers: int,
         panel: Panel | None = None,
     ) -> None:
-        """Draws tasks until enough of them start differently from all others.
+        """See ``World``.
 
         Raises:
             UserError: no server answers, it cannot be played so, or has not so many different starts; or a panel is
@@ -215,23 +231,12 @@ class ServerWorld(GeneratedWorld):
         if panel is not None:
             raise UserError("games.panel: tasks of a server have no panels, as nobody knows which version it runs")
         session, request = self.session(settings), TaskRequest(counts, seed, progress)
-
-        def start_of(number: int) -> str:
-            return begun(session.start({self.key: str(number)})).text if settings.distinct else str(number)
-
-        def draw() -> Splits:
-            def too_few(split: str, enough: int) -> str:
-                return self.too_few(settings, split, counts[split], enough)
-
-            return draw_distinct(request, self.candidates(settings, seed), start_of, too_few)
-
+        address = {name: getattr(settings, name) for name in self.address}
         try:
-            self.check(session, settings)
-            write_tasks(folder, settings, request, draw, url=settings.url)
+            self.check(session, settings, folder)
+            write_tasks(folder, settings, request, partial(self.draw_from, session, settings, request), **address)
         except EnvFailure as failure:
-            raise UserError(
-                f"{failure}; start a server there, or set env.options.url and the other env.options"
-            ) from None
+            raise UserError(f"{failure}; {self.advice}") from None
         finally:
             session.close()
 
@@ -240,7 +245,7 @@ class ServerWorld(GeneratedWorld):
 
     def for_workers(self, settings: Any) -> tuple[Callable[[], ServerSession], Callable[[], None] | None]:
         """What makes the sessions of workers, picklable; and what is called in the end, see ``ServerTasks``."""
-        raise NotImplementedError
+        return partial(self.session, settings), None
 
     def open(self, folder: Path, privileged: bool, workers: int) -> ServerTasks:
         options, splits = self.drawn(folder)

@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,15 +34,13 @@ from real_envs.calls import Call, Tool, parse_call, signature, write_tools
 from real_envs.chat_server import is_local
 from real_envs.env import EnvFailure, Task
 from real_envs.errors import UserError
-from real_envs.panels import Panel
 from real_envs.process_guard import MARK
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
-from real_envs.worlds.generated import Progress, TaskRequest, write_tasks
+from real_envs.worlds.generated import Splits, TaskRequest
 from real_envs.worlds.servers.client import (
     FAREWELL,
     ServerReply,
-    ServerSession,
     ServerWorld,
     check_url,
     commands_of,
@@ -302,41 +299,23 @@ class Mcp(ServerWorld):
     name: ClassVar[str] = "mcp"
     settings: ClassVar[type[McpSettings]] = McpSettings
     invalid: ClassVar[str] = r"\AInvalid call:"
+    session: ClassVar[type[McpSession]] = McpSession
+    address: ClassVar[tuple[str, ...]] = ("url", "command")
+    advice: ClassVar[str] = "see env.options.command and env.options.url"
     language: ClassVar[CommandGrammar] = CommandGrammar.of("2 {a}() | 2 {a}({b}) | 1 {a}", look="help")
 
     def __init__(self) -> None:
         if importlib.util.find_spec("mcp") is None:
             raise ImportError("No module named 'mcp'; run `pip install 'imagination[mcp]'`")
 
-    def generate(
-        self,
-        folder: Path,
-        counts: Mapping[str, int],
-        seed: int,
-        settings: McpSettings,
-        progress: Progress,
-        workers: int,
-        panel: Panel | None = None,
-    ) -> None:
-        if panel is not None:
-            raise UserError("games.panel: tasks of a server have no panels, as nobody knows which version it runs")
-        session = McpSession(settings)
-        try:
-            tools = session.connect()
-            draw = partial(deal_tasks, settings.tasks, counts, seed)
-            request = TaskRequest(counts, seed, progress)
-            write_tasks(folder, settings, request, draw, url=settings.url, command=settings.command)
-            write_tools(folder, tools)
-        except EnvFailure as failure:
-            raise UserError(f"{failure}; see env.options.command and env.options.url") from None
-        finally:
-            session.close()
+    def check(self, session: McpSession, settings: McpSettings, folder: Path) -> None:
+        write_tools(folder, session.connect())
+
+    def draw_from(self, session: McpSession, settings: McpSettings, request: TaskRequest) -> Splits:
+        return deal_tasks(settings.tasks, request.counts, request.seed)
 
     def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:
         return Task(drawn["id"], {"text": drawn["text"], "check": json.dumps(drawn.get("check", {}))})
-
-    def for_workers(self, settings: McpSettings) -> tuple[Callable[[], ServerSession], None]:
-        return partial(McpSession, settings), None
 
 
 def deal_tasks(file: str, counts: Mapping[str, int], seed: int) -> dict[str, list[dict[str, Any]]]:

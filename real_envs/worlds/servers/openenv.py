@@ -19,7 +19,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from real_envs.errors import UserError
@@ -28,7 +29,6 @@ from real_envs.worlds.servers.client import (
     FAREWELL,
     UNKNOWN,
     ServerReply,
-    ServerSession,
     ServerSettings,
     ServerWorld,
     begun,
@@ -232,6 +232,7 @@ class OpenEnv(ServerWorld):
 
     name: ClassVar[str] = "openenv"
     settings: ClassVar[type[OpenEnvSettings]] = OpenEnvSettings
+    session: ClassVar[type[OpenEnvSession]] = OpenEnvSession
     key: ClassVar[str] = "seed"
     prefix: ClassVar[str] = "openenv-s"
 
@@ -239,13 +240,7 @@ class OpenEnv(ServerWorld):
         if importlib.util.find_spec("openenv") is None:
             raise ImportError("No module named 'openenv'; run `pip install 'imagination[openenv]'`")
 
-    def session(self, settings: OpenEnvSettings) -> OpenEnvSession:
-        return OpenEnvSession(settings)
-
-    def for_workers(self, settings: OpenEnvSettings) -> tuple[Callable[[], ServerSession], None]:
-        return partial(OpenEnvSession, settings), None
-
-    def check(self, session: OpenEnvSession, settings: OpenEnvSettings) -> None:
+    def check(self, session: OpenEnvSession, settings: OpenEnvSettings, folder: Path) -> None:
         begun(session.start({"seed": "0"}))
         command = commands_of(settings.commands)[0]
         try:

@@ -62,9 +62,7 @@ class BrowserGame(Game):
         screens: the folder for PNG files; ``None`` keeps none.
     """
 
-    def __init__(
-        self, look: BrowserLook, plan: Plan | None = None, screens: Path | None = None, privileged: bool = False
-    ) -> None:
+    def __init__(self, look: BrowserLook, plan: Plan | None, screens: Path | None, privileged: bool) -> None:
         super().__init__(privileged)
         self._look, self._plan, self._screens = look, plan, screens
         self._task = Task("")

@@ -309,7 +309,7 @@ class Miniwob(GeneratedWorld):
         return partial(make_game, MiniwobSettings(**settings), pictures_of(folder), privileged)
 
 
-def make_game(settings: MiniwobSettings, screens: Path, privileged: bool = False) -> BrowserGame:
+def make_game(settings: MiniwobSettings, screens: Path, privileged: bool) -> BrowserGame:
     local = os.environ.get("MINIWOB_URL", "file:").startswith("file:")
     look = BrowserLook("miniwob", "bid", settings.delay, _TIMEOUT, False, _ZOOMED, still=True, offline=local)
     return BrowserGame(look, _plan, screens if settings.screenshots else None, privileged)

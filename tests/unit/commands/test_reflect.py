@@ -25,7 +25,7 @@ from imagination.settings.compose import load_config
 from policy.lm.engine import ContextFull
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.scripted import CHAT, Answering, Says, Table, says
-from worldmodel.goal import GoalWorldModel
+from worldmodel.rewards import GoalWorldModel
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 EXPERT = Trajectory(

@@ -16,7 +16,7 @@ from imagination.settings.compose import load_config
 from real_envs.env import Task
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.scripted import Answering
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 from worldmodel.world_model import Prediction
 
 

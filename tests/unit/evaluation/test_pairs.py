@@ -25,7 +25,7 @@ from imagination.settings import Config
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.comparisons import episode
 from tests.support.scripted import Answering
-from worldmodel.goal import Goal, GoalWorldModel
+from worldmodel.rewards import Goal, GoalWorldModel
 from worldmodel.rules.world_model import DeclaredAnswers
 from worldmodel.world_model import Prediction, PredictionInvalid
 

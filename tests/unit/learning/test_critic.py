@@ -13,7 +13,7 @@ from imagination.settings import CriticSettings, TrainSettings, UserError
 from policy.lm.forward import ValueHead
 from worldmodel.extras.synther.settings import SyntherSettings
 from worldmodel.extras.synther.transitions import Transitions
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 
 PLAIN = CriticSettings(steps=300, batch=64, lr=0.05, weight_decay=0.0, synther=SyntherSettings(ratio=0.5))
 

@@ -21,7 +21,7 @@ from real_envs.trajectory import NO_ANSWER, Owner, Turn
 from tests.support.scripted import Answering
 from tests.support.tiny import logged_episode
 from worldmodel.formats.full import FullObservation, episode_tokens
-from worldmodel.goal import Goal, GoalWorldModel
+from worldmodel.rewards import Goal, GoalWorldModel
 from worldmodel.world_model import Prediction
 
 

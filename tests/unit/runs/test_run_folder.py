@@ -12,7 +12,7 @@ from imagination.runs.log import solved_at
 from imagination.runs.run_folder import RunFolder
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from itertools import count
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.dreamed import steps
 from tests.support.scripted import Answering
-from worldmodel.known_rewards import KnownRewardsWorldModel, rewarded_actions
+from worldmodel.rewards import KnownRewardsWorldModel, rewarded_actions
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 PAYS = Prediction("In the box.", 0.5, True, confidence=0.4, outcome_confidence=0.5)

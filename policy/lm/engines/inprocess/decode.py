@@ -53,7 +53,7 @@ class LlamaDecoder:
             ``refresh`` writes into the same tensors.
     """
 
-    def __init__(self, model: Any, cache: SlotCache, graphs: bool = False) -> None:
+    def __init__(self, model: Any, cache: SlotCache, graphs: bool) -> None:
         self.model, self.cache = model, cache
         config = model.config
         _, _, _, self.kv_heads, _, self.dim = cache.kv.shape

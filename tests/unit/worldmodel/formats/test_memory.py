@@ -25,7 +25,7 @@ from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import episode_tokens, prediction_text, prompt_tokens
 from worldmodel.formats.memory import MemoryFormat, TaskMemory
 from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
-from worldmodel.goal import Goal
+from worldmodel.rewards import Goal
 from worldmodel.world_model import Prediction
 
 CHAT = ChatFormat(train_tokenizer(["HALL"], 270, ["[known] ", "[now] "]))

@@ -26,8 +26,8 @@ from worldmodel.formats.reasoning import (
     split_reasoning,
 )
 from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
-from worldmodel.goal import Goal, GoalWorldModel
 from worldmodel.objective import world_model_row, world_model_rows
+from worldmodel.rewards import Goal, GoalWorldModel
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import InvalidReason, PredictionInvalid
 

@@ -12,7 +12,7 @@ from imagination.settings.schema import ConfigError
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.dreamed import steps
 from tests.support.scripted import Answering
-from worldmodel.goal import Goal, GoalWorldModel
+from worldmodel.rewards import Goal, GoalWorldModel
 from worldmodel.world_model import Prediction
 
 WON = Goal(observation=r"You have won", action="^take", earlier=["opened"], reward=0.5)
