@@ -13,6 +13,7 @@ import pytest
 from real_envs.env import Task
 from real_envs.scripted_agents import ScriptedAgent, expert, noisy
 from real_envs.worker_pool import PooledTasks
+from real_envs.worlds import textworld_express
 from real_envs.worlds.textworld_express import (
     FOLDS,
     INVALID,
@@ -141,11 +142,14 @@ def test_scripted_agents_differ_in_skill(game: TextWorldExpressGame) -> None:
     assert any(action.startswith("move ") for action in said)
 
 
-def test_parameters_that_contradict_each_other_are_passed_over_or_refused_in_a_line(tmp_path: Path) -> None:
+def test_parameters_that_contradict_each_other_are_passed_over_or_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some three rooms have one that lies three doors away, none has one that lies eight away."""
     params = "numLocations=3,maxDistanceApart={},includeDoors=0,maxDistractorItemsPerLocation=0"
     counts = {"train": 3, "heldout": 1}
     assert len(tasks(tmp_path / "some", counts, game="mapreader", params=params.format(3))["train"]) == 3
+    monkeypatch.setattr(textworld_express, "_REFUSED", 2)
     refused(
         lambda: tasks(tmp_path / "none", counts, game="mapreader", params=params.format(8)),
         "mapreader cannot be made", "No locations could be found that distance apart",
