@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from real_envs.importers.events import objects
 from real_envs.importers.records import Record
 from real_envs.importers.sessions import path_to
 from real_envs.store.codec import FieldError
@@ -256,11 +257,15 @@ def _branches(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     path = max((path_to(above, leaf) for leaf in nodes.keys() - set(above.values())), key=len, default=[])
     task, agent = (value[key] if isinstance(value.get(key), dict) else {} for key in ("task", "agent"))
     rewards = value["rewards"].values() if isinstance(value.get("rewards"), dict) else []
-    parts = [(one["score"], one.get("weight", 1.0)) for one in rewards if isinstance(one, dict) and one.get("score")]
+    scores = [one if isinstance(one, dict) else {"score": one} for one in rewards if one is not None]
+    parts = [(one.get("score"), one.get("weight", 1.0)) for one in scores]
     plain = all(isinstance(number, int | float) and abs(number) < 1e12 for pair in parts for number in pair)
     about = {key: value.get(key) for key in ("id", "stop_condition", "is_truncated", "is_completed", "reward", "error")}
-    about |= {"reward": sum(score * weight for score, weight in parts)} if rewards and plain else {}
-    about |= {"error": value["errors"][0]} if isinstance(value.get("errors"), list) and value["errors"] else {}
+    about |= {"reward": sum(score * weight for score, weight in parts)} if parts and plain else {}
+    broke = value.get("ok") is not True and isinstance(value.get("errors"), list)  # else those of earlier attempts
+    about |= {"error": value["errors"][-1]} if broke and value["errors"] else {}
+    calls = [call for call in objects(value.get("calls")) if not call.get("error")] or [nodes[at] for at in path]
+    about["finish_reason"] = calls[-1].get("finish_reason") if calls else None
     about |= {"task_id": task.get("key") or task.get("hash"), "agent": agent.get("name")}
     others = len(nodes) - len(path)
     yield {"messages": [nodes[at].get("message") for at in path], "messages_of_other_branches": others or None} | about

@@ -38,7 +38,8 @@ _THOUGHTS = ("thinking", "reasoning", "reasoningContent", "text_reasoning")
 _BEDROCK = ("text", "toolUse", "toolResult", "reasoningContent")  # keys that stand in place of a type
 _ALONE = ("json", "image", "audio", "video", "document", "file", "guardContent", "citationsContent", "cachePoint")
 _NO_TEXT = frozenset(
-    "image image_url input_image audio input_audio output_audio video video_url file input_file document".split()  # noqa: SIM905
+    "image image_url input_image audio input_audio output_audio video video_url file input_file document "  # noqa: SIM905
+    "computer_screenshot".split()
 )
 _SECRET = frozenset(("redacted_thinking",))  # thoughts that nobody can read
 _IN_PLACE = frozenset(
@@ -69,8 +70,11 @@ _MARKS = {  # around thoughts, of templates
     **{"[THINK]": "[/THINK]", "◁think▷": "◁/think▷", "<|START_THINKING|>": "<|END_THINKING|>"},
     "<|begin_of_thought|>": "<|end_of_thought|>",
 }
-_FIRST = {f"<{name}>": f"</{name}>" for name in ("thought", "reasoning")}  # only where a text begins so
-_IN_MARKS = ("think", "thought", "reasoning", "analysis")  # each mark of a thought has one of these
+_FIRST = {  # only where a text begins so
+    f"<{name}>": f"</{name}>"
+    for name in ("thought", "reasoning", "analysis", "scratchpad", "reflection", "antthinking")
+}
+_IN_MARKS = ("think", "thought", "reasoning", "analysis", "scratchpad", "reflection")  # each mark has one of these
 _HARMONY = re.compile(r"<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
 _CALL = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>\w+ to=(?:functions\.)?([\w.-]+).*?<\|message\|>(.*?)(?:<\|call\|>|\Z)",
@@ -98,7 +102,10 @@ _NAMES_OF = re.compile(
 )
 _ACTS = re.compile("call|action|command|function", re.I)
 _ENDS = re.compile(  # of a message in a template
-    r"\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<=[^\s>])</s>)\s*\Z"
+    r"(?:\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<=[^\s>])</s>))+\s*\Z"
+)
+_BEGINS = re.compile(
+    r"\s*(?:<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n+|<start_of_turn>model\n)"
 )
 
 
@@ -111,6 +118,7 @@ class Parts:
         answered: the ids of the calls that its texts answer, by the numbers of these.
         unfinished: it breaks off within a thought.
         error: it says of itself that it is the answer of a tool that failed.
+        unread: why it cannot stand alone, such as a picture without text.
         left_out: parts that are no text, by their kind.
     """
 
@@ -120,6 +128,7 @@ class Parts:
     answered: dict[int, str] = field(default_factory=dict)
     unfinished: bool = False
     error: bool = False
+    unread: FieldError | None = None
     left_out: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -142,12 +151,12 @@ class Parts:
             self.left_out["redacted text"] += 1
             return
         if acts and text[-9:].rstrip().endswith(">") and (end := _ENDS.search(text)) and "<s>" not in text:
-            text = text[: end.start()]
+            text = _BEGINS.sub("", text[: end.start()], count=1)
             self.left_out["mark at the end of a message"] += 1
         thoughts, rest, unfinished = apart(text) if acts else ([], text, False)
         self.texts.append(rest)
         self.thoughts += thoughts
-        self.unfinished |= unfinished
+        self.unfinished = unfinished
 
 
 def read_message(message: Any, at: str) -> tuple[str, Parts]:
@@ -212,7 +221,9 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         if kind not in _SECRET and (not kind.startswith("field ") or (acts and _ACTS.search(kind)))
     ]
     if unread and not parts.text and not parts.thoughts:
-        raise FieldError(f"{at}.content", f"holds {', '.join(unread)} and no text: nothing of it can be read")
+        parts.unread = FieldError(f"{at}.content", f"holds {', '.join(unread)} and no text: nothing of it can be read")
+        if acts:
+            raise parts.unread
     return speaker, parts
 
 
@@ -324,7 +335,7 @@ def _add_content(content: Any, at: str, parts: Parts, acts: bool) -> None:
             parts.add(part, acts)
         elif isinstance(part, dict):
             _add(part, f"{at}[{i}]" if isinstance(content, list) else at, parts, acts)
-        else:
+        elif part is not None:
             raise FieldError(at, f"is {content!r:.60}, not text")
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 
 from real_envs.importers.containers import contained, container_of, not_read
 from real_envs.importers.dialects import is_message, is_session, spoken
-from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, outcome
+from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, column, outcome
 from real_envs.importers.ends import ending_of
 from real_envs.importers.messages import (
     AGENT,
@@ -270,6 +271,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     named = all(isinstance(one, dict) and ("name" in one or str(one.get("role")) not in _OTHER) for one in messages)
     swapped = named and first.get("role") == "assistant" and "user" in str(first.get("name")).lower()
     of_user = False  # whether the user's own tools answer next
+    made, answered, early = Counter[str](), Counter[str](), dict[str, str]()  # calls by id, and where answers are first
     for at, value in _each(key, messages, dialogue):
         role = value.get("role") if isinstance(value, dict) else None
         if swapped and str(role) in _OTHER and not calls_of(value, at):
@@ -285,8 +287,12 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         if parts.left_out:
             dialogue.left_out.update(parts.left_out)
         own_calls = calls_of(value, at) if role == "user" else []
+        answers = [call for call in parts.answered.values() if call]
+        early |= {call: at for call in answers if call not in made}
+        answered.update(answers)
         if speaker == AGENT:
             names |= {str(value["name"])} if value.get("name") and "role" in value else set()
+            made.update(parts.calls)
             dialogue.act(parts.text, parts.thoughts, parts.calls)
             last, message = parts, value
         elif speaker == SYSTEM and parts.text in prompts:  # with each request, as of Pydantic AI
@@ -296,6 +302,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             dialogue.left_out["call of the user's own tool"] += len(own_calls)
             if not own_calls or parts.text:
                 dialogue.answer(parts.text, parts.error, parts.answer_parts)
+            dialogue.unread = dialogue.unread or parts.unread
         earned = value.get("reward")
         if earned is not None and (isinstance(earned, bool) or not isinstance(earned, int | float)):
             raise FieldError(f"{at}.reward", f"is {earned!r:.40}, not a number")
@@ -303,8 +310,13 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             turn = dialogue.turns[-1]
             turn["reward"] = turn.get("reward", 0.0) + earned
         of_user = bool(own_calls)
+    for call in (call for call in early if made[call] >= answered[call]):  # else one was cut off before
+        raise FieldError(early[call], f"answers the call '{call}', which is made only later")
     dialogue.left_out["name of another agent"] += max(0, len(names) - 1)
     reward = _reward(fields)
+    whole = record if isinstance(record, dict) else {}
+    judged = [column(whole, reading.mapping[label]) for label in ("success", "reward") if label in reading.mapping]
+    judged += [reward, fields.get("success")]
     if reward is not None:
         dialogue.left_out["reward of a message"] += sum(turn.pop("reward", None) is not None for turn in dialogue.turns)
     stop, failure = ending_of(fields, message)
@@ -312,12 +324,12 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         stop = StopReason.CONTEXT_LIMIT
     stop = dialogue.end(
         stop,
-        bool(last.calls),
-        judged=reward is not None or fields.get("success") is not None or (message or {}).get("ends") is True,
+        bool(last.calls) or "<tool_call>" in last.text,
+        judged=any(one is not None for one in judged) or (message or {}).get("ends") is True,
     )
     turns = dialogue.turns
     if not turns:
-        raise FieldError(key, "has no message of the assistant")
+        raise FieldError(key, "has no message of the assistant that says or calls anything")
     if stop is None and (_STOP in turns[-1]["observation"] or reward or (message or {}).get("ends") is True):
         stop = StopReason.TERMINATED
     return EpisodeDraft.of_record(

@@ -191,6 +191,22 @@ def test_the_longest_path_of_a_graph_of_verifiers_is_the_rollout(tmp_path: Path)
     assert episode.turns[-1].info["log.messages_of_other_branches"] == 1
 
 
+@pytest.mark.parametrize(
+    ("beside", "reward", "stop"),
+    [
+        ({"rewards": {"right": 1.0, "short": 0.5}}, 1.5, StopReason.TERMINATED),
+        ({"rewards": {"right": None}}, None, StopReason.TERMINATED),
+        ({"errors": [{"type": "E"}], "ok": True}, None, StopReason.TERMINATED),  # of an earlier attempt
+        ({"errors": [{"type": "E"}], "ok": False}, None, StopReason.ENV_CRASHED),
+        ({"calls": [{"finish_reason": "length"}, {"error": {"type": "E"}}]}, None, StopReason.CONTEXT_LIMIT),
+    ],
+)
+def test_rewards_and_ends_of_a_graph_of_verifiers(tmp_path: Path, beside: Any, reward: Any, stop: StopReason) -> None:
+    nodes = [{"parent": None, "message": user("Look.")}, {"parent": 0, "message": agent("In it.")}]
+    episode = only_of(tmp_path, {"task": {"key": "k"}, "nodes": nodes, "stop_condition": "agent_completed"} | beside)
+    assert (episode.turns[-1].reward, episode.stop) == (reward, stop)
+
+
 def gemini(key: str, kind: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"id": key, "timestamp": "t", "type": kind, "content": content} | more
 

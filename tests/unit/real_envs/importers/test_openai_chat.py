@@ -188,3 +188,77 @@ def test_attempts_of_swe_agent_of_which_none_was_chosen_are_episodes(tmp_path: P
     attempts = [{"trajectory": [step], "info": {"exit_status": "submitted"}}, {"trajectory": [step, step]}]
     episodes, _ = items(write(tmp_path / "a.traj", {"attempts": attempts}))
     assert [(one.task_id, len(one.turns)) for one in episodes] == [("a", 1), ("a", 2)]
+
+
+def call(name: str) -> dict[str, Any]:
+    return {"id": name, "function": {"name": name, "arguments": "{}"}}
+
+
+def gave(name: str, content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": name, "content": content}
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "u"}}
+
+
+def test_an_answer_before_its_call_is_refused_but_not_one_whose_call_was_cut_off(tmp_path: Path) -> None:
+    made = agent(tool_calls=[call("f")])
+    _, (refusal,) = items(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), gave("f", "r"), made]})))
+    assert (refusal.field, "'f'" in refusal.reason) == ("messages[1]", True)
+    cut = [gave("f", "r"), made, gave("f", "s"), agent("Done.")]
+    assert steps(only(write(tmp_path / "a.jsonl", lines({"messages": cut})))) == [("f({})", "s"), ("Done.", "")]
+
+
+def test_an_answer_that_is_there_twice_is_counted(tmp_path: Path) -> None:
+    twice = [gave("f", "r"), gave("f", "r"), gave("g", "r"), gave("g", "s")]
+    chat = [user("Go."), agent(tool_calls=[call("f"), call("g")]), *twice, agent("Done.")]
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": chat})))
+    assert steps(episode) == [("f({})\ng({})", "r\nr\ns"), ("Done.", "")]
+    assert left_out(episode) == {"repeated answer": 1}
+    same = [user("Go."), agent(tool_calls=[call("f"), call("f")]), gave("f", "r"), gave("f", "r"), agent("Done.")]
+    assert steps(only(write(tmp_path / "a.jsonl", lines({"messages": same}))))[0][1] == "r\nr"
+
+
+def test_a_picture_in_a_message_of_its_own_is_counted_where_its_turn_has_text(tmp_path: Path) -> None:
+    chat = [user("Go."), user([PICTURE]), agent("click"), gave("f", "Taken."), user([PICTURE]), agent("Done.")]
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": chat})))
+    assert steps(episode) == [("click", "Taken."), ("Done.", "")]
+    assert left_out(episode) == {"image_url": 2}
+    for at in (1, 4):
+        alone = [message for i, message in enumerate(chat) if i not in (at - 1,)]
+        _, (refusal,) = items(write(tmp_path / "a.jsonl", lines({"messages": alone})))
+        assert refusal.field == f"messages[{at - 1}].content"
+
+
+@pytest.mark.parametrize(
+    ("last", "beside", "mapping", "stop"),
+    [
+        (agent(tool_calls=[call("f")]), {"resolved": 1}, {"success": "resolved"}, "terminated"),
+        (agent(tool_calls=[call("f")]), {"resolved": 1}, {}, "turn_limit"),
+        (agent('<tool_call>{"name": "f"}</tool_call>'), {}, {}, "turn_limit"),
+    ],
+)
+def test_a_last_call_without_an_answer_ends_what_was_judged(
+    tmp_path: Path, last: Any, beside: dict[str, Any], mapping: dict[str, str], stop: str
+) -> None:
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), last]} | beside)), mapping=mapping)
+    assert episode.stop.value == stop
+
+
+def test_words_for_success_and_a_reward_that_is_none(tmp_path: Path) -> None:
+    chat = {"messages": WHOLE}
+    assert only(write(tmp_path / "a.jsonl", lines(chat | {"success": "False"}))).success is False
+    _, (refusal,) = items(write(tmp_path / "a.jsonl", lines(chat | {"reward": {"f": 1.0}})))
+    assert refusal.field == "reward"
+
+
+def test_a_thought_may_go_on_in_the_next_part_and_a_part_may_be_null(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "<think>So"}, None, {"type": "text", "text": "on</think>ls"}]
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), agent(parts)]})))
+    assert (steps(episode), episode.stop.value) == ([("ls", "")], "terminated")
+
+
+@pytest.mark.parametrize("said", ["<|im_start|>assistant\nls<|im_end|>\n", "ls<|endoftext|><|im_end|>"])
+def test_marks_around_a_message_are_counted_once(tmp_path: Path, said: str) -> None:
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), agent(said)]})))
+    assert (steps(episode), left_out(episode)) == ([("ls", "")], {"mark at the end of a message": 1})
