@@ -66,9 +66,9 @@ def container_of(value: Any) -> str:
         return "steps of ATIF"
     if _of_rllm(value):
         return f"{'trajectories' if 'trajectories' in lists else 'steps'} of rLLM"
-    given, asked, answered = map(value.get, ("messages", "responses_create_params", "response"))
-    if isinstance(given, list) and given and all(map(_chat, given)):
-        return "messages of several rollouts"
+    if group := _group_of(value):
+        return f"{group} of several rollouts"
+    asked, answered = value.get("responses_create_params"), value.get("response")
     if isinstance(asked, dict) and isinstance(answered, dict) and "input" in asked and "output" in answered:
         return "response of NeMo Gym"
     if "intermediate_steps" in lists and "input" in value:
@@ -108,9 +108,16 @@ def _chat(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "role" in value[0]
 
 
+def _group_of(value: Mapping[str, Any]) -> str:
+    """The field with the messages of several rollouts, a list each; "" where there is none."""
+    lists = ((key, value.get(key)) for key in ("messages", "completion"))
+    full = ((key, given) for key, given in lists if isinstance(given, list) and any(map(_chat, given)))
+    return next((key for key, given in full if all(isinstance(one, list) for one in given)), "")
+
+
 def _group(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rollouts of one task, as of Atropos, each with its entry of the lists beside them."""
-    count = len(value["messages"])
+    """Rollouts, as of Atropos and verifiers, each with its entry of the lists beside them."""
+    count = len(value[_group_of(value)])
     lists = {key for key, given in value.items() if isinstance(given, list) and len(given) == count}
     for i in range(count):
         yield {key: given[i] if key in lists else given for key, given in value.items() if key != "id" or count == 1}
@@ -321,6 +328,6 @@ _READERS = {
     "agent_states": _team,
     "mapping": _conversation,
     "nodes": _branches,
-    "messages": _group,
+    **dict.fromkeys(("messages", "completion"), _group),
 }
 _READERS |= {"response": _nemo_gym, "intermediate_steps": _executor, "trajectory": _dspy}

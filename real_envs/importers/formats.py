@@ -171,13 +171,16 @@ def sample_of(path: Path) -> Sample:
         if not path.exists():
             raise FileNotFoundError(2, "No such file or folder")
         if plain_suffix(path) in TABLES:
-            record = next((row.value for row in table_records(path)), None)
+            rows = [row.value for row in islice(table_records(path), 5)]
+            record = next(filter(Tables.holds_chats, rows), rows[0] if rows else None)
         elif path.is_file():
             with open_bytes(path) as file:
                 text = file.read(_HEAD).decode("utf-8-sig", "replace")
             if plain_suffix(path) in _JSON or text.lstrip()[:1] in ("{", "["):
                 first = list(islice(json_records(path), 5))
-                record = next((item.value for item in first if not isinstance(item.value, FieldError)), None)
+                values = [item.value for item in first if not isinstance(item.value, FieldError)]
+                samples = (Sample(path, value, text) for value in values)  # the first may be of an episode that broke
+                record = next((one.record for one in samples if _recognised(one)), values[0] if values else None)
                 if record is None and first:
                     error_text = str(RejectedRecord(path, first[0].where, first[0].value.field, first[0].value.reason))
                     error_text = error_text.removeprefix(f"{path}: ")

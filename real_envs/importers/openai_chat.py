@@ -64,7 +64,11 @@ _KNOWN = ("task_id", "reward", "success", "user_scenario")
 _LISTS = ("episodes", "rollouts", "trajectories", "conversations", "results", "data", "samples", "records", "chats")
 _ASKED = re.compile("prompt|input|quer|request|context|example|demo|shot")  # in names of what a model was only shown
 _OTHER = {"assistant": "user", "user": "assistant"}
-_OWN = ("id", "reward", "reward_info", "success")  # what only an episode of its own states
+_OWN = (  # what only an episode of its own states
+    *("id", "reward", "reward_info", "success", "resolved", "passed", "solved", "correct", "is_correct", "score"),
+    *("error", "stop_condition", "exit_status"),
+)
+_OF_TASKS = ("task_id", "instance_id", "example_id", "trajectory_id", "session_id", "thread_id")
 _STATES = "earlier_states"  # of one dialogue, which ``latest_states`` has counted
 
 
@@ -171,19 +175,22 @@ def latest_states(records: Iterable[Record]) -> Iterator[Record]:
     is an episode of its own, and so is one that says the same as the record before.
     """
     kept, held, states = list[Record](), list[Any](), 0  # the longest so far, and how many it stands for besides
+    of_task: list[Any] = []
     try:
         for record in records:
-            own = isinstance(record.value, dict) and any(record.value.get(key) is not None for key in _OWN)
-            own |= bool(container_of(record.value))
+            fields = record.value if isinstance(record.value, dict) else {}
+            own = any(fields.get(key) not in (None, "") for key in _OWN) or bool(container_of(fields))
+            task = list(map(fields.get, _OF_TASKS))
             listed = [] if own or isinstance(record.value, FieldError) else messages_of(record.value)[1]
             short, long = sorted((held, listed), key=len)
-            if short and short == long[: len(short)] and (len(short) < len(long) or states):
+            alike = bool(short) and task == of_task and short == long[: len(short)]
+            if alike and (len(short) < len(long) or states):
                 states += 1
                 if listed is long:
                     kept, held = [record], listed
             else:
                 yield from (_with_states(each, states) for each in kept)
-                kept, held, states = [record], listed, 0
+                kept, held, states, of_task = [record], listed, 0, task
     except (OSError, EOFError, zlib.error):  # the file breaks off
         yield from (_with_states(each, states) for each in kept)
         raise
@@ -215,11 +222,16 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
         (key, given) for key, given in lists if isinstance(given, list) and (key not in _LESS_SURE or _begins(given))
     )
     named = next(sure, ("", []))
+    reply = decoded(record.get("response")) if named[0] == "messages" else None
+    if isinstance(reply, dict) and reply.get("role") == "assistant" and reply not in named[1][-1:]:  # a line a call
+        return "messages+response", [*named[1], reply]
     for first, second in _ROLLOUTS:
         before, after = decoded(record.get(first)), decoded(record.get(second))
         answers = second == "completion" or (second == "response" and isinstance(before, list))
         if answers and isinstance(after, str) and not (named[0] and isinstance(before, str)):
             after = [{"role": "assistant", "content": after}]
+        if second == "completion" and second in record and after is None and not named[1]:  # broke before it acted
+            after = []
         if isinstance(before, str | list) and isinstance(after, list) and (first != "input" or _items(after)):
             before = [{"role": "user", "content": before}] if isinstance(before, str) else before
             return f"{first}+{second}", [*before, *after]

@@ -13,7 +13,7 @@ import pytest
 from real_envs.errors import UserError
 from real_envs.importers.formats import find_format
 from real_envs.trajectory import StopReason
-from tests.support.imported import agent, items, left_out, only, only_of, steps, text, user
+from tests.support.imported import agent, items, left_out, only, only_of, steps, text, user, write
 
 
 def line(uuid: str, parent: str | None, kind: str, content: Any, **more: Any) -> dict[str, Any]:
@@ -394,3 +394,12 @@ def test_a_stream_whose_last_line_is_broken_is_read_up_to_there(tmp_path: Path, 
     episodes, (refusal,) = items(path)
     assert [steps(episode) for episode in episodes] == [[("sh({})", "a"), ("Done.", "")]] * read
     assert f"{refusal.record} {refusal.reason}".count(f"line {5 if read else 3}") == 1
+
+
+def test_lists_of_completions_are_rollouts_each_with_its_reward(tmp_path: Path) -> None:
+    record = {"prompt": [[user("A?")], [user("B?")]], "completion": [[agent("a")], [agent("b")]], "reward": [1.0, 0.0]}
+    episodes, _ = items(write(tmp_path / "a.json", record))
+    assert [(one.start, steps(one), one.turns[0].reward) for one in episodes] == [
+        ("A?", [("a", "")], 1.0),
+        ("B?", [("b", "")], 0.0),
+    ]

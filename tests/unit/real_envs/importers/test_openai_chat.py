@@ -44,7 +44,9 @@ def test_rows_of_a_table_may_be_states_of_one_dialogue(tmp_path: Path) -> None:
     assert left_out(only(tmp_path / "a.parquet")) == {"earlier state of the dialogue": 1}
 
 
-@pytest.mark.parametrize("own", [{"reward": 1.0}, {"success": False}, {"id": "a"}])
+@pytest.mark.parametrize(
+    "own", [{"reward": 1.0}, {"success": False}, {"id": "a"}, {"instance_id": "i"}, {"resolved": 0}]
+)
 def test_an_episode_with_an_outcome_or_a_name_is_no_state_of_another(tmp_path: Path, own: dict[str, Any]) -> None:
     short, long = {"messages": WHOLE[:2]} | own, {"messages": WHOLE}
     for pair in ((short, long), (long, short), ({"messages": WHOLE[:2]}, {"messages": WHOLE[:2]})):
@@ -262,3 +264,25 @@ def test_a_thought_may_go_on_in_the_next_part_and_a_part_may_be_null(tmp_path: P
 def test_marks_around_a_message_are_counted_once(tmp_path: Path, said: str) -> None:
     episode = only(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), agent(said)]})))
     assert (steps(episode), left_out(episode)) == ([("ls", "")], {"mark at the end of a message": 1})
+
+
+def test_an_answer_beside_the_messages_is_the_last_one(tmp_path: Path) -> None:
+    call = {"messages": WHOLE[:3], "response": WHOLE[3] | {"stop_reason": "max_tokens"}, "reward": 1.0}
+    episode = only(write(tmp_path / "a.jsonl", lines(call)))
+    assert (steps(episode), episode.stop.value) == ([("ls", "a.py"), ("One.", "")], "context_limit")
+    grown = [{"messages": WHOLE[:1], "response": WHOLE[1]}, {"messages": WHOLE[:3], "response": WHOLE[3]}]
+    assert steps(only(write(tmp_path / "a.jsonl", lines(*grown)))) == steps(episode)
+
+
+def test_a_file_whose_first_rollout_broke_is_read(tmp_path: Path) -> None:
+    broken = {"prompt": WHOLE[:1], "completion": None, "trajectory": [], "error": {"error": "E"}}
+    (episode,), (refusal,) = items(write(tmp_path / "a.jsonl", lines(broken, {"messages": WHOLE})))
+    assert (len(episode.turns), refusal.record) == (2, "line 1")
+    assert find_format("auto", write(tmp_path / "b.jsonl", lines({"meta": 1}, {"messages": WHOLE})))[0].name == "openai"
+
+
+def test_a_step_of_swe_agent_without_anything_is_counted(tmp_path: Path) -> None:
+    nothing, step = {"action": "", "observation": ""}, {"action": "ls", "observation": "a.py"}
+    trajectory = [step | {"query": [user("Fix it.")]}, nothing, step]
+    episode = only(write(tmp_path / "a.traj", {"trajectory": trajectory}))
+    assert (len(episode.turns), left_out(episode)) == (2, {"empty step": 1})
