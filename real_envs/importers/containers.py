@@ -7,12 +7,14 @@ Of logs that are known and not read, ``not_read`` says what they are.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from real_envs.importers.events import objects
-from real_envs.importers.records import Record
+from real_envs.importers.records import Record, has_keys
 from real_envs.importers.sessions import path_to
 from real_envs.store.codec import FieldError
 
@@ -33,6 +35,7 @@ _NOT_READ = {  # by fields of a record, or of its first message
     "step_num screenshot_file": "steps of OSWorld, whose observations are pictures",
     "goal steps summary_info": "steps of AgentRewardBench, whose observations are pages apart from the answers",
     "n_resolved results": "results of Terminal-Bench, without what its agents did",
+    "task_name verifier_result": "results of Harbor, which are read with the agent/trajectory.json beside them",
     "eval_set_id eval_cases": "cases of ADK, which say what an agent should do: import its sessions",
     "role thread_id": "lists of OpenAI's Assistants, newest first",
     "choices object, custom_id response": "single answers of a model, without what it was asked",
@@ -164,6 +167,20 @@ def _dspy(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if asked is None:
         raise FieldError("question", "is missing: nothing says what the task is")
     yield {**value, "trajectory": None, "messages": [{"role": "user", "content": asked}, *made]}
+
+
+def with_result(records: Iterable[Record], path: Path) -> Iterator[Record]:
+    """The trajectory in a file of Harbor with the task, rewards and breakdown that the trial's ``result.json`` has."""
+    file = path.parent.parent / "result.json"
+    known = path.name == "trajectory.json" and has_keys(file, "task_name", "verifier_result")
+    result = json.loads(file.read_bytes()) if known else {}
+    verdict = result["verifier_result"] if isinstance(result.get("verifier_result"), dict) else {}
+    rewards = list(verdict["rewards"].values()) if isinstance(verdict.get("rewards"), dict) else []
+    about = {"task_id": result.get("task_name"), "exception_info": result.get("exception_info")}
+    about |= {"reward": rewards[0]} if len(rewards) == 1 else {"rewards": rewards or None}
+    for record in records:
+        beside = known and container_of(record.value) == "steps of ATIF"
+        yield Record(record.where, {**about, **record.value}) if beside else record
 
 
 def _trajectories(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

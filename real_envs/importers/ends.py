@@ -17,7 +17,7 @@ from real_envs.trajectory import StopReason
 
 _OF_EPISODES = ("stop_condition", "termination_reason", "exit_status", "exit_reason", "end_reason")
 _OF_MESSAGES = ("finish_reason", "stop_reason", "done_reason")
-_ERRORS = ("error", "error_message", "exception", "exception_info")
+_ERRORS = ("error", "error_message", "exception", "exception_info", "has_error")
 _CUT_FLAGS = ("is_truncated", "truncated", "truncation", "TimeLimit.truncated")
 _END_FLAGS = ("is_completed", "is_done", "done", "terminated")
 _FINISHED = frozenset("stop tool_calls tool_use function_call end_turn stop_sequence eos end null none unknown".split())  # noqa: SIM905
@@ -51,9 +51,10 @@ class Ending(NamedTuple):
 
 def ending_of(record: Mapping[str, Any], last: Mapping[str, Any] | None = None) -> Ending:
     """``last``: the agent's last message."""
-    for error in map(record.get, _ERRORS):
+    for key in _ERRORS:
+        error = record.get(key)
         if error is True or (isinstance(error, str | dict | list) and not _says_nothing(error)):
-            return _of_error(error)
+            return _of_error(key if error is True else error)
     named = {key: value for key, value in _reasons(record, last) if isinstance(value, str) and value.strip()}
     kinds = {key: _kind(value) for key, value in named.items()}
     if broken := next((named[key] for key, kind in kinds.items() if kind is StopReason.ENV_CRASHED), None):

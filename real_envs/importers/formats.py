@@ -181,7 +181,7 @@ def sample_of(path: Path) -> Sample:
                 values = [item.value for item in first if not isinstance(item.value, FieldError)]
                 samples = (Sample(path, value, text) for value in values)  # the first may be of an episode that broke
                 record = next((one.record for one in samples if _recognised(one)), values[0] if values else None)
-                if record is None and first:
+                if not values and first:
                     error_text = str(RejectedRecord(path, first[0].where, first[0].value.field, first[0].value.reason))
                     error_text = error_text.removeprefix(f"{path}: ")
             if "\0" in text and record is None:

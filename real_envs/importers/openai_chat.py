@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.containers import contained, container_of, not_read
+from real_envs.importers.containers import contained, container_of, not_read, with_result
 from real_envs.importers.dialects import is_message, is_session, spoken
 from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, column, outcome
 from real_envs.importers.ends import ending_of
@@ -126,7 +126,7 @@ class OpenaiChat(Format):
             yield from gemini_session(records) if "messages" not in first.value else contained(records)
         else:
             session = first is not None and is_session(first.value)
-            yield from sessions(records) if session else contained(latest_states(_opened(records)))
+            yield from sessions(records) if session else contained(latest_states(_opened(with_result(records, path))))
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         return chat_draft(value, reading)
@@ -236,6 +236,8 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
             before = [{"role": "user", "content": before}] if isinstance(before, str) else before
             return f"{first}+{second}", [*before, *after]
     dialogues = {} if named[0] else _dialogues(record)
+    shorter = [key for key, one in dialogues.items() if any(one == o[: len(one)] != o for o in dialogues.values())]
+    dialogues = {key: one for key, one in dialogues.items() if key not in shorter}  # inputs, and the same with outputs
     only = len(dialogues) == 1 and not any(map(_ASKED.search, dialogues))
     return next(iter(dialogues.items())) if only else named
 

@@ -73,8 +73,11 @@ class Traces(Format):
                     yield Record(record.where, broken)
                     continue
                 key = (span.trace, span.id) if span.id else len(spans)
-                again = "earlier version of a call"
-                span.left_out[again] += 1 + spans[key].left_out[again] if key in spans else 0
+                again, before = "earlier version of a call", spans.get(key)
+                if before and {"body", "events"} <= value.keys():  # log records of one call in several batches
+                    span.asked, span.answered = before.asked + span.asked, before.answered + span.answered
+                elif before:
+                    span.left_out[again] += 1 + before.left_out[again]
                 spans[key] = span
         yield from _episodes(list(spans.values()))
 

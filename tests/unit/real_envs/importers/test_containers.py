@@ -403,3 +403,17 @@ def test_lists_of_completions_are_rollouts_each_with_its_reward(tmp_path: Path) 
         ("A?", [("a", "")], 1.0),
         ("B?", [("b", "")], 0.0),
     ]
+
+
+def test_a_trial_of_harbor_has_its_reward_in_the_result_beside_it(tmp_path: Path) -> None:
+    acted = [{"step_id": 1, "source": "user", "message": "Go."}, {"step_id": 2, "source": "agent", "message": "Done."}]
+    (tmp_path / "agent").mkdir()
+    path = write(tmp_path / "agent" / "trajectory.json", {"schema_version": "ATIF-v1.5", "steps": acted})
+    result = {"task_name": "t", "verifier_result": {"rewards": {"reward": 1.0}}, "exception_info": None}
+    file = write(tmp_path / "result.json", result)
+    episode = only(path)
+    assert (episode.task_id, episode.turns[-1].reward, episode.stop) == ("t", 1.0, StopReason.TERMINATED)
+    with pytest.raises(UserError, match="beside them"):
+        find_format("auto", file)
+    write(file, result | {"exception_info": {"exception_type": "AgentTimeoutError"}})
+    assert only(path).stop is StopReason.ENV_TIMEOUT

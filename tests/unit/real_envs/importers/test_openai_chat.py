@@ -286,3 +286,13 @@ def test_a_step_of_swe_agent_without_anything_is_counted(tmp_path: Path) -> None
     trajectory = [step | {"query": [user("Fix it.")]}, nothing, step]
     episode = only(write(tmp_path / "a.traj", {"trajectory": trajectory}))
     assert (len(episode.turns), left_out(episode)) == (2, {"empty step": 1})
+
+
+def test_of_inputs_and_the_same_with_outputs_the_whole_is_the_dialogue(tmp_path: Path) -> None:
+    example = {"inputs": {"messages": WHOLE[:1]}, "outputs": {"messages": WHOLE}}
+    assert steps(only(write(tmp_path / "a.jsonl", lines(example)))) == [("ls", "a.py"), ("One.", "")]
+
+
+def test_a_file_of_nothing_is_in_no_format(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no format"):
+        find_format("auto", write(tmp_path / "a.jsonl", "null\n"))

@@ -56,6 +56,9 @@ def test_log_records_that_are_a_message_each_are_one_call_and_other_choices_are_
     episode = only(write(tmp_path / "logs.json", {"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}))
     assert (episode.start, steps(episode)) == ("Where is it?", STEPS)
     assert left_out(episode) == {"other answer": 1}
+    batches = [{"resourceLogs": [{"scopeLogs": [{"logRecords": [log]}]}]} for log in logs[:4]]
+    episode = only_of(tmp_path, *batches, name="logs.jsonl")
+    assert (episode.start, steps(episode), left_out(episode)) == ("Where is it?", STEPS, {})
 
 
 def test_of_several_choices_of_a_call_the_first_is_read(tmp_path: Path) -> None:
