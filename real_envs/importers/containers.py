@@ -308,9 +308,10 @@ def _simulation(file: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, 
 
 
 def _sample(file: Mapping[str, Any], sample: Mapping[str, Any]) -> dict[str, Any]:
-    scores, texts, limit = (
-        sample[key] if isinstance(sample.get(key), dict) else {} for key in ("scores", "attachments", "limit")
+    scores, texts, limit, output = (
+        sample[key] if isinstance(sample.get(key), dict) else {} for key in ("scores", "attachments", "limit", "output")
     )
+    choice = next(iter(objects(output.get("choices"))), {})
     given = {f"score.{name}": score.get("value") for name, score in scores.items() if isinstance(score, dict)}
     values = {name: _VERDICTS.get(value, value) if isinstance(value, str) else value for name, value in given.items()}
     only = next(iter(values.values())) if len(values) == 1 else None
@@ -322,6 +323,7 @@ def _sample(file: Mapping[str, Any], sample: Mapping[str, Any]) -> dict[str, Any
         "success": only if isinstance(only, bool) else None,
         "reward": only if isinstance(only, int | float) and not isinstance(only, bool) else None,
         "stop_condition": f"{kind}_limit" if kind else None,
+        "finish_reason": choice.get("stop_reason"),
         "error": sample.get("error"),
     }
 

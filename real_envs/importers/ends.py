@@ -31,7 +31,7 @@ _CONTEXT = re.compile(
 )
 _LIMIT = re.compile(
     r"max(imum)?_(number_of_|num_)?(turn|step|iter|round|action|message|call|time|cost|interaction|tool|retr|attempt|consecutive)"
-    r"|(turn|step|time|iteration|call|message|cost|action|round)s?_limit|limits?_(exceeded|reached|hit)|budget|stuck|loop_detected"
+    r"|(turn|step|time|iteration|call|message|cost|action|round|operator|custom)s?_limit|limits?_(exceeded|reached|hit)|budget|stuck|loop_detected"
     r"|too_many_(error|turn|step|call|retr)|exit_(cost|format|total_execution_time)|early_exit|time_?d?_?out|truncat"
     r"|exhausted|incomplete|interrupted|pause_turn|cancell?ed|^(running|in_progress|queued|pending|requires_action|expired)$"
 )

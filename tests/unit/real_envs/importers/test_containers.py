@@ -119,6 +119,13 @@ def test_samples_of_inspect_are_episodes_with_their_scores(tmp_path: Path, name:
     assert second.stop is StopReason.TURN_LIMIT
 
 
+def test_a_sample_of_inspect_may_be_cut_by_its_model_or_by_who_runs_it(tmp_path: Path) -> None:
+    cut = {"output": {"choices": [{"stop_reason": "max_tokens"}]}}, {"limit": {"type": "operator", "limit": 1}}
+    samples = [{"id": 1, "messages": [user("Q"), agent("A")]} | one for one in cut]
+    episodes, _ = items(write(tmp_path / "log.json", inspect_log() | {"samples": samples}))
+    assert [one.stop for one in episodes] == [StopReason.CONTEXT_LIMIT, StopReason.TURN_LIMIT]
+
+
 def test_trajectories_of_atif_have_their_answers_and_those_of_subagents(tmp_path: Path) -> None:
     call = {"tool_call_id": "c", "function_name": "bash", "arguments": {"cmd": "ls"}}
     results = [{"source_call_id": "c", "content": "a.py"}, {"content": None, "subagent_trajectory_ref": [{"id": "x"}]}]
