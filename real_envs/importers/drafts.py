@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from real_envs.importers.ends import flag
 from real_envs.importers.messages import THINKS, apart
 from real_envs.importers.records import Record, Sample, json_records
 from real_envs.store.codec import FieldError, decode, entries, nearest
@@ -243,9 +244,12 @@ def with_columns(draft: EpisodeDraft, columns: Mapping[str, Any], mapping: Mappi
     if "agent" in given:
         changed["agent"] = given["agent"]
     if "reward" in given:
-        changed |= outcome(given["reward"])
-    if given.get("success") is not None:
-        changed["success"] = given["success"]
+        reward = given["reward"]
+        changed |= outcome(None if reward in (None, "") else _number(mapping["reward"], reward))
+    if given.get("success") not in (None, ""):
+        changed["success"] = flag(given["success"])
+        if changed["success"] is None:
+            raise FieldError(mapping["success"], f"is {given['success']!r:.40}, not true or false")
     return replace(draft, **changed)
 
 
@@ -254,8 +258,22 @@ def column(columns: Mapping[str, Any], name: str) -> Any:
         return columns[name]
     first, dot, rest = name.partition(".")
     if dot and isinstance(columns.get(first), Mapping):
-        return column(columns[first], rest)
+        try:
+            return column(columns[first], rest)
+        except FieldError as error:
+            raise FieldError(name, error.reason) from None
     raise FieldError(name, f"is no column; {nearest(name, columns)}")
+
+
+def _number(name: str, value: object) -> object:
+    """A reward of a table of texts. Raises ``FieldError``: it is no number."""
+    try:
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:
+        number = math.nan
+    if isinstance(number, int | float) and math.isfinite(number):
+        return number
+    raise FieldError(name, f"is {value!r:.40}, not a finite number")
 
 
 def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Trajectory, tuple[str, ...]]:

@@ -54,6 +54,7 @@ _SEEN = {  # how files begin that are read only after somebody took them apart
     b"SQLite format 3": "a database of SQLite: export its messages as JSON lines",
 }
 _BLANK = b"[]{} \r\n\t\xef\xbb\xbf"
+_LEFT = ("~", ".bak", ".tmp", ".orig", ".part", ".swp")  # what editors and downloads leave in a folder
 _TRANSCRIPTS = ("", ".txt", ".log", ".out", ".ipynb")  # of text in a folder
 
 
@@ -226,6 +227,8 @@ def log_files(name: str, path: Path) -> Iterator[LogFile | RejectedRecord]:
 
 
 def _file_of_folder(name: str, file: Path) -> LogFile | RejectedRecord:
+    if file.name.endswith(_LEFT):
+        return RejectedRecord(file, "the file", "", "is a copy that a program left: name it, to import it")
     try:
         sample = sample_of(file)
         if name == AUTO:

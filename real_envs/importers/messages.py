@@ -56,15 +56,7 @@ _NO_PARTS = frozenset(
 )  # fields with lists and objects that are no part of what was said
 _IDS = ("call_id", "tool_call_id", "tool_use_id", "toolUseId", "toolCallId", "id")  # of calls
 _REDACTED = "redacted-by-litellm"  # what LiteLLM writes in place of a text
-_BESIDE = (
-    "image",
-    "images",
-    "audio",
-    "video",
-    "videos",
-    "files",
-    "attachments",
-)  # fields beside the content that hold no text
+_BESIDE = tuple("image images audio video videos files attachments".split())  # fields that hold no text  # noqa: SIM905
 _MARKS = {  # around thoughts, of templates
     **{f"<{name}>": f"</{name}>" for name in ("think", "thinking", "seed:think")},
     **{"[THINK]": "[/THINK]", "◁think▷": "◁/think▷", "<|START_THINKING|>": "<|END_THINKING|>"},
@@ -115,6 +107,7 @@ class Parts:
 
     Attributes:
         calls: the ids of its calls; "" where one is unknown.
+        within: answers that stand within its calls, with the ids of these.
         answered: the ids of the calls that its texts answer, by the numbers of these.
         unfinished: it breaks off within a thought.
         error: it says of itself that it is the answer of a tool that failed.
@@ -125,6 +118,7 @@ class Parts:
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    within: list[tuple[str, str]] = field(default_factory=list)
     answered: dict[int, str] = field(default_factory=dict)
     unfinished: bool = False
     error: bool = False
@@ -155,7 +149,7 @@ class Parts:
             self.left_out["mark at the end of a message"] += 1
         thoughts, rest, unfinished = apart(text) if acts else ([], text, False)
         self.texts.append(rest)
-        self.thoughts += thoughts
+        self.thoughts += [thought for thought in thoughts if thought not in self.thoughts]
         self.unfinished = unfinished
 
 
@@ -200,6 +194,8 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         for call, where in calls_of(message, at):
             parts.texts.append(written_call(call, where))
             parts.calls.append(_id_of(call))
+            if (text := _answer_within(call)) is not None:
+                parts.within.append((text, _id_of(call)))
             parts.left_out["unparsed arguments"] += isinstance(call, dict) and bool(call.get("parse_error"))
     elif speaker == WORLD and (error := message.get("error")):
         parts.error = True
@@ -252,7 +248,17 @@ def calls_of(message: Mapping[str, Any], at: str) -> list[tuple[Any, str]]:
     if not isinstance(calls, list):
         raise FieldError(f"{at}.tool_calls", f"is {calls!r:.60}, not a list")
     listed = [(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    return [*listed, *([(message["function_call"], f"{at}.function_call")] if message.get("function_call") else [])]
+    old = message.get("function_call")
+    again = any(isinstance(call, dict) and call.get("function", call) == old for call in calls)
+    return [*listed, *([(old, f"{at}.function_call")] if old and not again else [])]
+
+
+def _answer_within(call: Any) -> str | None:
+    """What a call was answered, of logs that note it within the call."""
+    inner = call.get("function") if isinstance(call, dict) else None
+    held = (each for each in (call, inner) if isinstance(each, dict))
+    given = next((each[key] for each in held for key in ("output", "result") if each.get(key) is not None), None)
+    return given if given is None or isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
 def written_call(call: Any, at: str) -> str:

@@ -308,6 +308,8 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             names |= {str(value["name"])} if value.get("name") and "role" in value else set()
             made.update(parts.calls)
             dialogue.act(parts.text, parts.thoughts, parts.calls)
+            for text, call in parts.within:
+                dialogue.answer(text, parts=[(text, call)])
             last, message = parts, value
         elif speaker == SYSTEM and parts.text in prompts:  # with each request, as of Pydantic AI
             dialogue.left_out["repeated system prompt"] += 1

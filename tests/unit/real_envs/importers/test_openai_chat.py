@@ -296,3 +296,33 @@ def test_of_inputs_and_the_same_with_outputs_the_whole_is_the_dialogue(tmp_path:
 def test_a_file_of_nothing_is_in_no_format(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no format"):
         find_format("auto", write(tmp_path / "a.jsonl", "null\n"))
+
+
+def test_an_answer_within_a_call_is_its_answer_and_a_call_in_two_forms_is_one(tmp_path: Path) -> None:
+    made = call("f")
+    both = agent(tool_calls=[made], function_call=made["function"])
+    for chat in (
+        [user("Go."), agent(tool_calls=[made | {"result": {"x": 1}}]), agent("Done.")],
+        [user("Go."), both, gave("f", '{"x": 1}'), agent("Done.")],
+        [user("Go."), agent(tool_calls=[made | {"result": {"x": 1}}]), gave("f", '{"x": 1}'), agent("Done.")],
+    ):
+        episode = only(write(tmp_path / "a.jsonl", lines({"messages": chat})))
+        assert steps(episode) == [("f({})", '{"x": 1}'), ("Done.", "")]
+
+
+def test_a_thought_that_is_there_twice_is_one(tmp_path: Path) -> None:
+    said = agent("<think>So.</think>ls", reasoning_content="So.")
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), said]})))
+    assert episode.turns[0].info["log.thought"] == "So."
+
+
+@pytest.mark.parametrize(("told", "field"), [("0", ""), ("yes", "info.won"), (None, ""), (2, "info.won")])
+def test_a_mapped_success_is_a_truth_or_refused_by_its_column(tmp_path: Path, told: Any, field: str) -> None:
+    path = write(tmp_path / "a.jsonl", lines({"messages": WHOLE, "info": {"won": told, "pts": "0.5"}}))
+    episodes, refusals = items(path, mapping={"success": "info.won", "reward": "info.pts"})
+    assert [refusal.field for refusal in refusals] == [field] * bool(field)
+    assert [(one.success, one.turns[-1].reward) for one in episodes] == (
+        [] if field else [(None if told is None else False, 0.5)]
+    )
+    _, (refusal,) = items(path, mapping={"success": "info.lost"})
+    assert refusal.field == "info.lost"
