@@ -132,7 +132,7 @@ class Dialogue:
         turn = self.turns[-1]
         before = len(self._answers)
         for part in parts:
-            if not self._is_repeated(part):
+            if not (self._answers and self._is_repeated(part)):
                 self._answers.append(part)
         if repeated := before + len(parts) - len(self._answers):
             self.left_out["repeated answer"] += repeated

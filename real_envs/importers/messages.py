@@ -178,10 +178,10 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
             parts.thoughts.append(thought.strip())
         elif details := message.get("reasoning_details") or message.get("thinking_blocks") or thought:
             parts.thoughts += _plain_thoughts(details, f"{at}.reasoning_details", parts)
-    elsewhere = any(value and isinstance(value, str | list | dict) and not _NAMES_OF.search(key)
-                    for key, value in message.items() if key not in _NO_PARTS)  # fmt: skip
-    if "content" not in message and elsewhere and not any(message.get(key) for key in _IN_PLACE):
-        raise FieldError(f"{at}.content", f"is missing: there are {', '.join(map(str, message))}")
+    if "content" not in message and not any(message.get(key) for key in _IN_PLACE):
+        others = [value for key, value in message.items() if key not in _NO_PARTS and not _NAMES_OF.search(key)]
+        if any(value and isinstance(value, str | list | dict) for value in others):
+            raise FieldError(f"{at}.content", f"is missing: there are {', '.join(map(str, message))}")
     if speaker == WORLD and role != "user":  # tools may return anything
         plain = content is None or (isinstance(content, list) and all(isinstance(p, str | dict) for p in content))
         content = _answer({"content": content if plain or isinstance(content, str | dict) else json.dumps(content)})
@@ -255,10 +255,10 @@ def calls_of(message: Mapping[str, Any], at: str) -> list[tuple[Any, str]]:
 
 def _answer_within(call: Any) -> str | None:
     """What a call was answered, of logs that note it within the call."""
-    inner = call.get("function") if isinstance(call, dict) else None
-    held = (each for each in (call, inner) if isinstance(each, dict))
-    given = next((each[key] for each in held for key in ("output", "result") if each.get(key) is not None), None)
-    return given if given is None or isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    for held in (call, call.get("function")) if isinstance(call, dict) else ():
+        if isinstance(held, dict) and (given := held.get("output", held.get("result"))) is not None:
+            return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return None
 
 
 def written_call(call: Any, at: str) -> str:

@@ -301,12 +301,14 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         if parts.left_out:
             dialogue.left_out.update(parts.left_out)
         own_calls = calls_of(value, at) if role == "user" else []
-        answers = [call for call in parts.answered.values() if call]
-        early |= {call: at for call in answers if call not in made}
-        answered.update(answers)
+        for call in filter(None, parts.answered.values()):
+            answered[call] += 1
+            if call not in made:
+                early.setdefault(call, at)
         if speaker == AGENT:
             names |= {str(value["name"])} if value.get("name") and "role" in value else set()
-            made.update(parts.calls)
+            for call in parts.calls:
+                made[call] += 1
             dialogue.act(parts.text, parts.thoughts, parts.calls)
             for text, call in parts.within:
                 dialogue.answer(text, parts=[(text, call)])
