@@ -7,11 +7,14 @@ Of logs that are known and not read, ``not_read`` says what they are.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from real_envs.importers.records import Record
+from real_envs.importers.events import objects
+from real_envs.importers.records import Record, has_keys
 from real_envs.importers.sessions import path_to
 from real_envs.store.codec import FieldError
 
@@ -32,6 +35,7 @@ _NOT_READ = {  # by fields of a record, or of its first message
     "step_num screenshot_file": "steps of OSWorld, whose observations are pictures",
     "goal steps summary_info": "steps of AgentRewardBench, whose observations are pages apart from the answers",
     "n_resolved results": "results of Terminal-Bench, without what its agents did",
+    "task_name verifier_result": "results of Harbor, which are read with the agent/trajectory.json beside them",
     "eval_set_id eval_cases": "cases of ADK, which say what an agent should do: import its sessions",
     "role thread_id": "lists of OpenAI's Assistants, newest first",
     "choices object, custom_id response": "single answers of a model, without what it was asked",
@@ -65,9 +69,9 @@ def container_of(value: Any) -> str:
         return "steps of ATIF"
     if _of_rllm(value):
         return f"{'trajectories' if 'trajectories' in lists else 'steps'} of rLLM"
-    given, asked, answered = map(value.get, ("messages", "responses_create_params", "response"))
-    if isinstance(given, list) and given and all(map(_chat, given)):
-        return "messages of several rollouts"
+    if group := _group_of(value):
+        return f"{group} of several rollouts"
+    asked, answered = value.get("responses_create_params"), value.get("response")
     if isinstance(asked, dict) and isinstance(answered, dict) and "input" in asked and "output" in answered:
         return "response of NeMo Gym"
     if "intermediate_steps" in lists and "input" in value:
@@ -107,9 +111,16 @@ def _chat(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "role" in value[0]
 
 
+def _group_of(value: Mapping[str, Any]) -> str:
+    """The field with the messages of several rollouts, a list each; "" where there is none."""
+    lists = ((key, value.get(key)) for key in ("messages", "completion"))
+    full = ((key, given) for key, given in lists if isinstance(given, list) and any(map(_chat, given)))
+    return next((key for key, given in full if all(isinstance(one, list) for one in given)), "")
+
+
 def _group(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rollouts of one task, as of Atropos, each with its entry of the lists beside them."""
-    count = len(value["messages"])
+    """Rollouts, as of Atropos and verifiers, each with its entry of the lists beside them."""
+    count = len(value[_group_of(value)])
     lists = {key for key, given in value.items() if isinstance(given, list) and len(given) == count}
     for i in range(count):
         yield {key: given[i] if key in lists else given for key, given in value.items() if key != "id" or count == 1}
@@ -156,6 +167,20 @@ def _dspy(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if asked is None:
         raise FieldError("question", "is missing: nothing says what the task is")
     yield {**value, "trajectory": None, "messages": [{"role": "user", "content": asked}, *made]}
+
+
+def with_result(records: Iterable[Record], path: Path) -> Iterator[Record]:
+    """The trajectory in a file of Harbor with the task, rewards and breakdown that the trial's ``result.json`` has."""
+    file = path.parent.parent / "result.json"
+    known = path.name == "trajectory.json" and has_keys(file, "task_name", "verifier_result")
+    result = json.loads(file.read_bytes()) if known else {}
+    verdict = result["verifier_result"] if isinstance(result.get("verifier_result"), dict) else {}
+    rewards = list(verdict["rewards"].values()) if isinstance(verdict.get("rewards"), dict) else []
+    about = {"task_id": result.get("task_name"), "exception_info": result.get("exception_info")}
+    about |= {"reward": rewards[0]} if len(rewards) == 1 else {"rewards": rewards or None}
+    for record in records:
+        beside = known and container_of(record.value) == "steps of ATIF"
+        yield Record(record.where, {**about, **record.value}) if beside else record
 
 
 def _trajectories(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -256,11 +281,15 @@ def _branches(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     path = max((path_to(above, leaf) for leaf in nodes.keys() - set(above.values())), key=len, default=[])
     task, agent = (value[key] if isinstance(value.get(key), dict) else {} for key in ("task", "agent"))
     rewards = value["rewards"].values() if isinstance(value.get("rewards"), dict) else []
-    parts = [(one["score"], one.get("weight", 1.0)) for one in rewards if isinstance(one, dict) and one.get("score")]
+    scores = [one if isinstance(one, dict) else {"score": one} for one in rewards if one is not None]
+    parts = [(one.get("score"), one.get("weight", 1.0)) for one in scores]
     plain = all(isinstance(number, int | float) and abs(number) < 1e12 for pair in parts for number in pair)
     about = {key: value.get(key) for key in ("id", "stop_condition", "is_truncated", "is_completed", "reward", "error")}
-    about |= {"reward": sum(score * weight for score, weight in parts)} if rewards and plain else {}
-    about |= {"error": value["errors"][0]} if isinstance(value.get("errors"), list) and value["errors"] else {}
+    about |= {"reward": sum(score * weight for score, weight in parts)} if parts and plain else {}
+    broke = value.get("ok") is not True and isinstance(value.get("errors"), list)  # else those of earlier attempts
+    about |= {"error": value["errors"][-1]} if broke and value["errors"] else {}
+    calls = [call for call in objects(value.get("calls")) if not call.get("error")] or [nodes[at] for at in path]
+    about["finish_reason"] = calls[-1].get("finish_reason") if calls else None
     about |= {"task_id": task.get("key") or task.get("hash"), "agent": agent.get("name")}
     others = len(nodes) - len(path)
     yield {"messages": [nodes[at].get("message") for at in path], "messages_of_other_branches": others or None} | about
@@ -279,9 +308,10 @@ def _simulation(file: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, 
 
 
 def _sample(file: Mapping[str, Any], sample: Mapping[str, Any]) -> dict[str, Any]:
-    scores, texts, limit = (
-        sample[key] if isinstance(sample.get(key), dict) else {} for key in ("scores", "attachments", "limit")
+    scores, texts, limit, output = (
+        sample[key] if isinstance(sample.get(key), dict) else {} for key in ("scores", "attachments", "limit", "output")
     )
+    choice = next(iter(objects(output.get("choices"))), {})
     given = {f"score.{name}": score.get("value") for name, score in scores.items() if isinstance(score, dict)}
     values = {name: _VERDICTS.get(value, value) if isinstance(value, str) else value for name, value in given.items()}
     only = next(iter(values.values())) if len(values) == 1 else None
@@ -293,6 +323,7 @@ def _sample(file: Mapping[str, Any], sample: Mapping[str, Any]) -> dict[str, Any
         "success": only if isinstance(only, bool) else None,
         "reward": only if isinstance(only, int | float) and not isinstance(only, bool) else None,
         "stop_condition": f"{kind}_limit" if kind else None,
+        "finish_reason": choice.get("stop_reason"),
         "error": sample.get("error"),
     }
 
@@ -316,6 +347,6 @@ _READERS = {
     "agent_states": _team,
     "mapping": _conversation,
     "nodes": _branches,
-    "messages": _group,
+    **dict.fromkeys(("messages", "completion"), _group),
 }
 _READERS |= {"response": _nemo_gym, "intermediate_steps": _executor, "trajectory": _dspy}

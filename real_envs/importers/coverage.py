@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from real_envs.importers.drafts import LEFT_OUT
+from real_envs.importers.drafts import LEFT_OUT, LOG
 from real_envs.importers.splits import TRAIN, SimilarTasks, heldout_tasks, leaks
 from real_envs.trajectory import Trajectory
 
@@ -29,6 +29,7 @@ INVALID = re.compile(
     r"i don't understand|no known action|error\b|.{0,60}command not found)",
     re.I,
 )
+_OUTCOME = re.compile(rf"{re.escape(LOG)}(is_)?(success(ful)?|pass(ed)?|solved|resolved|correct)")
 _FEW_EPISODES, _FEW_TASKS, _FEW_PAIRS = 50, 5, 20
 Flags = NDArray[np.bool_]
 
@@ -122,6 +123,7 @@ class Coverage:
     # episodes of three turns and more whose rewards never fall and rise twice: perhaps scores so far
     cumulative: int = 0
     left_out: Counter[str] = field(default_factory=Counter)  # parts of turns that the log does not hold, by kind
+    outcomes: Counter[str] = field(default_factory=Counter)  # fields that may be the success where it is unknown
     stated_success: int = 0
     rewarded_episodes: int = 0  # those with a measured reward; ``only_rewarded`` do not state success beside it
     solved: int = 0
@@ -168,6 +170,8 @@ class Coverage:
         for key, count in episode.turns[-1].info.items() if episode.turns else ():
             if key.startswith(LEFT_OUT) and isinstance(count, int | float):
                 self.left_out[key.removeprefix(LEFT_OUT)] += int(count)
+            elif episode.success is None and _OUTCOME.fullmatch(key) and count in (True, False):
+                self.outcomes[key.removeprefix(LOG)] += 1
         self._count_rewards(episode)
 
     def _count_rewards(self, episode: Trajectory) -> None:
@@ -268,10 +272,12 @@ class Coverage:
             )
         unknown = self.episodes - self.failed - self.success_known
         if unknown > 0:
+            name, known = next(iter(self.outcomes.most_common(1)), ("", 0))
+            may = f"'{name}' of {known} episodes may be it (imports.mapping.success={name}); else " if known else ""
             yield (
-                f"success is unknown in {unknown} of {self.episodes} episodes: give success, or rewards that total 1 "
-                "where it is solved, or imports.solved_at=<total reward>; until then dreams have no goal to train a "
-                "policy on"
+                f"success is unknown in {unknown} of {self.episodes} episodes: {may}give success, or rewards that "
+                "total 1 where it is solved, or imports.solved_at=<total reward>; until then dreams have no goal to "
+                "train a policy on"
             )
         elif self.solved == 0:
             yield "no episode is solved: dreams never see a success; add some, or clone.agents of another log"

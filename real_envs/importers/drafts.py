@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from real_envs.importers.ends import flag
 from real_envs.importers.messages import THINKS, apart
 from real_envs.importers.records import Record, Sample, json_records
 from real_envs.store.codec import FieldError, decode, entries, nearest
@@ -89,13 +90,15 @@ class EpisodeDraft:
 class Dialogue:
     """A conversation as a start and turns: what the agent says is an action, all others are its world.
 
-    ``left_out`` counts parts that are in neither, by their kind.
+    ``left_out`` counts parts that are in neither, by their kind. ``unread`` is why a part of the turn, or of the start,
+    cannot stand alone.
     """
 
     def __init__(self) -> None:
         self.start: list[str] = []
         self.turns: list[dict[str, Any]] = []
         self.left_out: Counter[str] = Counter()
+        self.unread: FieldError | None = None
         self._calls: list[str] = []  # of the last turn, by their ids; "" where one is unknown
         self._answers: list[tuple[str, str | None]] = []  # what it was answered, with the id of the call
 
@@ -106,7 +109,7 @@ class Dialogue:
     def act(self, action: str, thoughts: Collection[str] = (), calls: Collection[str] = ()) -> None:
         """Two messages in a row are one action; thoughts are a note of its turn, ``calls`` the ids of its calls."""
         if not self.unanswered:
-            self._put_in_order()
+            self._close_turn()
             self.turns.append({"action": "", "observation": None, "info": {}})
         self._calls += calls
         turn = self.turns[-1]
@@ -127,13 +130,30 @@ class Dialogue:
             self.start.append(text)
             return
         turn = self.turns[-1]
+        before = len(self._answers)
+        for part in parts:
+            if not (self._answers and self._is_repeated(part)):
+                self._answers.append(part)
+        if repeated := before + len(parts) - len(self._answers):
+            self.left_out["repeated answer"] += repeated
+            text = "\n".join(filter(None, (said for said, _ in self._answers[before:])))
         turn["observation"] = "\n".join(filter(None, (turn["observation"], text)))
-        self._answers += parts
         if error:
             turn["info"][f"{LOG}is_error"] = True
 
-    def _put_in_order(self) -> None:
-        """The answers of the last turn as its calls are, where all ids are known. A call without one is counted."""
+    def _is_repeated(self, part: tuple[str, str | None]) -> bool:
+        """Whether a call of the last turn has this very answer, and is there no second time."""
+        return bool(part[1]) and self._calls.count(str(part[1])) == 1 and part in self._answers
+
+    def _close_turn(self) -> None:
+        """Puts the answers of the last turn in the order of its calls, where all ids are known.
+
+        A call without an answer is counted. Raises ``FieldError``: what the world said, here or at the start, has parts
+        that are no text, and no other.
+        """
+        if self.unread and not (self.turns[-1]["observation"] if self.turns else "".join(self.start)):
+            raise self.unread
+        self.unread = None
         calls, parts, self._calls, self._answers = self._calls, self._answers, [], []
         if len(calls) < 2:
             return
@@ -153,7 +173,7 @@ class Dialogue:
         It ended there unless something else is known, or it ``called`` a tool and nobody ``judged`` the episode: then
         the missing answer counts as left out.
         """
-        self._put_in_order()
+        self._close_turn()
         if not self.unanswered:
             return stop
         if not self.turns[-1]["action"].strip():
@@ -216,7 +236,7 @@ def with_columns(draft: EpisodeDraft, columns: Mapping[str, Any], mapping: Mappi
     given: dict[str, Any] = {}
     for label in LABELS:
         if (name := mapping.get(label)) is not None:
-            given[label] = _column(columns, name)
+            given[label] = column(columns, name)
     extra = {key: note for key, note in draft.extra.items() if key not in mapping.values()}
     changed: dict[str, Any] = {"extra": extra}
     if given.get("task") is not None:
@@ -224,20 +244,36 @@ def with_columns(draft: EpisodeDraft, columns: Mapping[str, Any], mapping: Mappi
     if "agent" in given:
         changed["agent"] = given["agent"]
     if "reward" in given:
-        changed |= outcome(given["reward"])
-    if given.get("success") is not None:
-        success = given["success"]
-        changed["success"] = _TRUTH.get(success.lower(), success) if isinstance(success, str) else success
+        reward = given["reward"]
+        changed |= outcome(None if reward in (None, "") else _number(mapping["reward"], reward))
+    if given.get("success") not in (None, ""):
+        changed["success"] = flag(given["success"])
+        if changed["success"] is None:
+            raise FieldError(mapping["success"], f"is {given['success']!r:.40}, not true or false")
     return replace(draft, **changed)
 
 
-def _column(columns: Mapping[str, Any], name: str) -> Any:
+def column(columns: Mapping[str, Any], name: str) -> Any:
     if name in columns:
         return columns[name]
     first, dot, rest = name.partition(".")
     if dot and isinstance(columns.get(first), Mapping):
-        return _column(columns[first], rest)
+        try:
+            return column(columns[first], rest)
+        except FieldError as error:
+            raise FieldError(name, error.reason) from None
     raise FieldError(name, f"is no column; {nearest(name, columns)}")
+
+
+def _number(name: str, value: object) -> object:
+    """A reward of a table of texts. Raises ``FieldError``: it is no number."""
+    try:
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:
+        number = math.nan
+    if isinstance(number, int | float) and math.isfinite(number):
+        return number
+    raise FieldError(name, f"is {value!r:.40}, not a finite number")
 
 
 def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Trajectory, tuple[str, ...]]:
@@ -257,6 +293,8 @@ def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Tra
     turns = [dict(turn) if isinstance(turn, Mapping) else turn for turn in draft.turns]
     kept, left_out = notes(draft.extra)
     kept |= {f"{LEFT_OUT}{kind}": count for kind, count in draft.left_out.items() if count}
+    if draft.reward is not None and (isinstance(draft.reward, bool) or not isinstance(draft.reward, int | float)):
+        raise FieldError("reward", f"is {draft.reward!r:.60}, not a number")
     for i, turn in enumerate(turns):
         if not isinstance(turn, dict):
             continue  # decode tells
@@ -353,7 +391,8 @@ def _digest(value: object) -> str:
 
 
 def _flag(value: object) -> object:
-    """Tables and JSON of other languages write 0 and 1 for false and true."""
+    """Tables and JSON of other languages write 0 and 1 for false and true, or words."""
+    value = _TRUTH.get(value.lower(), value) if isinstance(value, str) else value
     return bool(value) if isinstance(value, int | float) and value in (0, 1) else value
 
 

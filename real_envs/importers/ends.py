@@ -17,7 +17,7 @@ from real_envs.trajectory import StopReason
 
 _OF_EPISODES = ("stop_condition", "termination_reason", "exit_status", "exit_reason", "end_reason")
 _OF_MESSAGES = ("finish_reason", "stop_reason", "done_reason")
-_ERRORS = ("error", "error_message", "exception", "exception_info")
+_ERRORS = ("error", "error_message", "exception", "exception_info", "has_error")
 _CUT_FLAGS = ("is_truncated", "truncated", "truncation", "TimeLimit.truncated")
 _END_FLAGS = ("is_completed", "is_done", "done", "terminated")
 _FINISHED = frozenset("stop tool_calls tool_use function_call end_turn stop_sequence eos end null none unknown".split())  # noqa: SIM905
@@ -26,14 +26,14 @@ _BROKEN = re.compile(
     r"rate_limit|content_filter|^(safety|prohibited_content|recitation|blocklist|killed|oom)$|exit_api|(?<!too_many)(^|_)(error|exception|crash(ed)?|abort(ed)?)(_|$)"
 )
 _CONTEXT = re.compile(
-    r"^length$|(max|context|prompt|sequence|response|model|output)\w*_(length|len)\b|length_(limit|exceeded|reached)"
+    r"^length$|(max|context|prompt|sequence|response|model|output)\w*_(length|len)\b|length_(limit|exceeded|reached)|compaction_failed"
     r"|context_(window|limit|size|full|exceeded|overflow)|exit_context|too_long|overlong|max\w*_tokens|tokens?_(limit|budget)"
 )
 _LIMIT = re.compile(
     r"max(imum)?_(number_of_|num_)?(turn|step|iter|round|action|message|call|time|cost|interaction|tool|retr|attempt|consecutive)"
-    r"|(turn|step|time|iteration|call|message|cost|action|round)s?_limit|limits?_(exceeded|reached|hit)|budget|stuck|loop_detected"
+    r"|(turn|step|time|iteration|call|message|cost|action|round|operator|custom)s?_limit|limits?_(exceeded|reached|hit)|budget|stuck|loop_detected"
     r"|too_many_(error|turn|step|call|retr)|exit_(cost|format|total_execution_time)|early_exit|time_?d?_?out|truncat"
-    r"|exhausted|incomplete|interrupted|cancell?ed|^(running|in_progress|queued|pending|requires_action|expired)$"
+    r"|exhausted|incomplete|interrupted|pause_turn|cancell?ed|^(running|in_progress|queued|pending|requires_action|expired)$"
 )
 # an error may be a whole traceback: only what is surely no breakdown
 _SURELY_CONTEXT = re.compile(r"context_(length|window|size|limit)|prompt_too_long|overlong|max\w*_tokens")
@@ -51,9 +51,10 @@ class Ending(NamedTuple):
 
 def ending_of(record: Mapping[str, Any], last: Mapping[str, Any] | None = None) -> Ending:
     """``last``: the agent's last message."""
-    for error in map(record.get, _ERRORS):
-        if error is True or (isinstance(error, str | dict | list) and error not in ("", "None", "null", {}, [])):
-            return _of_error(error)
+    for key in _ERRORS:
+        error = record.get(key)
+        if error is True or (isinstance(error, str | dict | list) and not _says_nothing(error)):
+            return _of_error(key if error is True else error)
     named = {key: value for key, value in _reasons(record, last) if isinstance(value, str) and value.strip()}
     kinds = {key: _kind(value) for key, value in named.items()}
     if broken := next((named[key] for key, kind in kinds.items() if kind is StopReason.ENV_CRASHED), None):
@@ -69,6 +70,12 @@ def ending_of(record: Mapping[str, Any], last: Mapping[str, Any] | None = None) 
     ended = any(flag(record.get(name)) is True for name in _END_FLAGS[1:])
     ended |= any(kind is StopReason.TERMINATED and key.split(".")[-1] in _OF_EPISODES for key, kind in kinds.items())
     return Ending(StopReason.TERMINATED if ended else None)
+
+
+def _says_nothing(error: str | dict[str, Any] | list[Any]) -> bool:
+    if isinstance(error, str):
+        return error.strip().lower() in ("", "none", "null", "nan", "false")
+    return not error or (isinstance(error, dict) and all(value is None for value in error.values()))
 
 
 def _reasons(record: Mapping[str, Any], last: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:

@@ -212,7 +212,8 @@ def _gemini_cli(line: Message, left_out: Counter[str]) -> list[Any]:
         return no_message(line, left_out)
     calls = objects(line.get("toolCalls"))
     thoughts = [f"{one.get('subject')}: {one.get('description')}" for one in objects(line.get("thoughts"))]
-    message = {"role": _AGENT, "content": line.get("content"), "tool_calls": calls}
+    made = [{key: kept for key, kept in call.items() if key != "result"} for call in calls]
+    message = {"role": _AGENT, "content": line.get("content"), "tool_calls": made}
     seen = [
         {
             "role": _TOOL,

@@ -54,6 +54,7 @@ _SEEN = {  # how files begin that are read only after somebody took them apart
     b"SQLite format 3": "a database of SQLite: export its messages as JSON lines",
 }
 _BLANK = b"[]{} \r\n\t\xef\xbb\xbf"
+_LEFT = ("~", ".bak", ".tmp", ".orig", ".part", ".swp")  # what editors and downloads leave in a folder
 _TRANSCRIPTS = ("", ".txt", ".log", ".out", ".ipynb")  # of text in a folder
 
 
@@ -171,14 +172,17 @@ def sample_of(path: Path) -> Sample:
         if not path.exists():
             raise FileNotFoundError(2, "No such file or folder")
         if plain_suffix(path) in TABLES:
-            record = next((row.value for row in table_records(path)), None)
+            rows = [row.value for row in islice(table_records(path), 5)]
+            record = next(filter(Tables.holds_chats, rows), rows[0] if rows else None)
         elif path.is_file():
             with open_bytes(path) as file:
                 text = file.read(_HEAD).decode("utf-8-sig", "replace")
             if plain_suffix(path) in _JSON or text.lstrip()[:1] in ("{", "["):
                 first = list(islice(json_records(path), 5))
-                record = next((item.value for item in first if not isinstance(item.value, FieldError)), None)
-                if record is None and first:
+                values = [item.value for item in first if not isinstance(item.value, FieldError)]
+                samples = (Sample(path, value, text) for value in values)  # the first may be of an episode that broke
+                record = next((one.record for one in samples if _recognised(one)), values[0] if values else None)
+                if not values and first:
                     error_text = str(RejectedRecord(path, first[0].where, first[0].value.field, first[0].value.reason))
                     error_text = error_text.removeprefix(f"{path}: ")
             if "\0" in text and record is None:
@@ -223,6 +227,8 @@ def log_files(name: str, path: Path) -> Iterator[LogFile | RejectedRecord]:
 
 
 def _file_of_folder(name: str, file: Path) -> LogFile | RejectedRecord:
+    if file.name.endswith(_LEFT):
+        return RejectedRecord(file, "the file", "", "is a copy that a program left: name it, to import it")
     try:
         sample = sample_of(file)
         if name == AUTO:

@@ -38,7 +38,8 @@ _THOUGHTS = ("thinking", "reasoning", "reasoningContent", "text_reasoning")
 _BEDROCK = ("text", "toolUse", "toolResult", "reasoningContent")  # keys that stand in place of a type
 _ALONE = ("json", "image", "audio", "video", "document", "file", "guardContent", "citationsContent", "cachePoint")
 _NO_TEXT = frozenset(
-    "image image_url input_image audio input_audio output_audio video video_url file input_file document".split()  # noqa: SIM905
+    "image image_url input_image audio input_audio output_audio video video_url file input_file document "  # noqa: SIM905
+    "computer_screenshot".split()
 )
 _SECRET = frozenset(("redacted_thinking",))  # thoughts that nobody can read
 _IN_PLACE = frozenset(
@@ -55,22 +56,17 @@ _NO_PARTS = frozenset(
 )  # fields with lists and objects that are no part of what was said
 _IDS = ("call_id", "tool_call_id", "tool_use_id", "toolUseId", "toolCallId", "id")  # of calls
 _REDACTED = "redacted-by-litellm"  # what LiteLLM writes in place of a text
-_BESIDE = (
-    "image",
-    "images",
-    "audio",
-    "video",
-    "videos",
-    "files",
-    "attachments",
-)  # fields beside the content that hold no text
+_BESIDE = tuple("image images audio video videos files attachments".split())  # fields that hold no text  # noqa: SIM905
 _MARKS = {  # around thoughts, of templates
     **{f"<{name}>": f"</{name}>" for name in ("think", "thinking", "seed:think")},
     **{"[THINK]": "[/THINK]", "◁think▷": "◁/think▷", "<|START_THINKING|>": "<|END_THINKING|>"},
     "<|begin_of_thought|>": "<|end_of_thought|>",
 }
-_FIRST = {f"<{name}>": f"</{name}>" for name in ("thought", "reasoning")}  # only where a text begins so
-_IN_MARKS = ("think", "thought", "reasoning", "analysis")  # each mark of a thought has one of these
+_FIRST = {  # only where a text begins so
+    f"<{name}>": f"</{name}>"
+    for name in ("thought", "reasoning", "analysis", "scratchpad", "reflection", "antthinking")
+}
+_IN_MARKS = ("think", "thought", "reasoning", "analysis", "scratchpad", "reflection")  # each mark has one of these
 _HARMONY = re.compile(r"<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
 _CALL = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>\w+ to=(?:functions\.)?([\w.-]+).*?<\|message\|>(.*?)(?:<\|call\|>|\Z)",
@@ -98,7 +94,10 @@ _NAMES_OF = re.compile(
 )
 _ACTS = re.compile("call|action|command|function", re.I)
 _ENDS = re.compile(  # of a message in a template
-    r"\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<=[^\s>])</s>)\s*\Z"
+    r"(?:\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<=[^\s>])</s>))+\s*\Z"
+)
+_BEGINS = re.compile(
+    r"\s*(?:<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n+|<start_of_turn>model\n)"
 )
 
 
@@ -108,18 +107,22 @@ class Parts:
 
     Attributes:
         calls: the ids of its calls; "" where one is unknown.
+        within: answers that stand within its calls, with the ids of these.
         answered: the ids of the calls that its texts answer, by the numbers of these.
         unfinished: it breaks off within a thought.
         error: it says of itself that it is the answer of a tool that failed.
+        unread: why it cannot stand alone, such as a picture without text.
         left_out: parts that are no text, by their kind.
     """
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    within: list[tuple[str, str]] = field(default_factory=list)
     answered: dict[int, str] = field(default_factory=dict)
     unfinished: bool = False
     error: bool = False
+    unread: FieldError | None = None
     left_out: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -142,12 +145,12 @@ class Parts:
             self.left_out["redacted text"] += 1
             return
         if acts and text[-9:].rstrip().endswith(">") and (end := _ENDS.search(text)) and "<s>" not in text:
-            text = text[: end.start()]
+            text = _BEGINS.sub("", text[: end.start()], count=1)
             self.left_out["mark at the end of a message"] += 1
         thoughts, rest, unfinished = apart(text) if acts else ([], text, False)
         self.texts.append(rest)
-        self.thoughts += thoughts
-        self.unfinished |= unfinished
+        self.thoughts += [thought for thought in thoughts if thought not in self.thoughts]
+        self.unfinished = unfinished
 
 
 def read_message(message: Any, at: str) -> tuple[str, Parts]:
@@ -175,10 +178,10 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
             parts.thoughts.append(thought.strip())
         elif details := message.get("reasoning_details") or message.get("thinking_blocks") or thought:
             parts.thoughts += _plain_thoughts(details, f"{at}.reasoning_details", parts)
-    elsewhere = any(value and isinstance(value, str | list | dict) and not _NAMES_OF.search(key)
-                    for key, value in message.items() if key not in _NO_PARTS)  # fmt: skip
-    if "content" not in message and elsewhere and not any(message.get(key) for key in _IN_PLACE):
-        raise FieldError(f"{at}.content", f"is missing: there are {', '.join(map(str, message))}")
+    if "content" not in message and not any(message.get(key) for key in _IN_PLACE):
+        others = [value for key, value in message.items() if key not in _NO_PARTS and not _NAMES_OF.search(key)]
+        if any(value and isinstance(value, str | list | dict) for value in others):
+            raise FieldError(f"{at}.content", f"is missing: there are {', '.join(map(str, message))}")
     if speaker == WORLD and role != "user":  # tools may return anything
         plain = content is None or (isinstance(content, list) and all(isinstance(p, str | dict) for p in content))
         content = _answer({"content": content if plain or isinstance(content, str | dict) else json.dumps(content)})
@@ -191,6 +194,8 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         for call, where in calls_of(message, at):
             parts.texts.append(written_call(call, where))
             parts.calls.append(_id_of(call))
+            if (text := _answer_within(call)) is not None:
+                parts.within.append((text, _id_of(call)))
             parts.left_out["unparsed arguments"] += isinstance(call, dict) and bool(call.get("parse_error"))
     elif speaker == WORLD and (error := message.get("error")):
         parts.error = True
@@ -212,7 +217,9 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         if kind not in _SECRET and (not kind.startswith("field ") or (acts and _ACTS.search(kind)))
     ]
     if unread and not parts.text and not parts.thoughts:
-        raise FieldError(f"{at}.content", f"holds {', '.join(unread)} and no text: nothing of it can be read")
+        parts.unread = FieldError(f"{at}.content", f"holds {', '.join(unread)} and no text: nothing of it can be read")
+        if acts:
+            raise parts.unread
     return speaker, parts
 
 
@@ -241,7 +248,17 @@ def calls_of(message: Mapping[str, Any], at: str) -> list[tuple[Any, str]]:
     if not isinstance(calls, list):
         raise FieldError(f"{at}.tool_calls", f"is {calls!r:.60}, not a list")
     listed = [(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    return [*listed, *([(message["function_call"], f"{at}.function_call")] if message.get("function_call") else [])]
+    old = message.get("function_call")
+    again = any(isinstance(call, dict) and call.get("function", call) == old for call in calls)
+    return [*listed, *([(old, f"{at}.function_call")] if old and not again else [])]
+
+
+def _answer_within(call: Any) -> str | None:
+    """What a call was answered, of logs that note it within the call."""
+    for held in (call, call.get("function")) if isinstance(call, dict) else ():
+        if isinstance(held, dict) and (given := held.get("output", held.get("result"))) is not None:
+            return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return None
 
 
 def written_call(call: Any, at: str) -> str:
@@ -324,7 +341,7 @@ def _add_content(content: Any, at: str, parts: Parts, acts: bool) -> None:
             parts.add(part, acts)
         elif isinstance(part, dict):
             _add(part, f"{at}[{i}]" if isinstance(content, list) else at, parts, acts)
-        else:
+        elif part is not None:
             raise FieldError(at, f"is {content!r:.60}, not text")
 
 

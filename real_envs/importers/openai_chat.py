@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.containers import contained, container_of, not_read
+from real_envs.importers.containers import contained, container_of, not_read, with_result
 from real_envs.importers.dialects import is_message, is_session, spoken
-from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, outcome
+from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, column, outcome
 from real_envs.importers.ends import ending_of
 from real_envs.importers.messages import (
     AGENT,
@@ -63,7 +64,11 @@ _KNOWN = ("task_id", "reward", "success", "user_scenario")
 _LISTS = ("episodes", "rollouts", "trajectories", "conversations", "results", "data", "samples", "records", "chats")
 _ASKED = re.compile("prompt|input|quer|request|context|example|demo|shot")  # in names of what a model was only shown
 _OTHER = {"assistant": "user", "user": "assistant"}
-_OWN = ("id", "reward", "reward_info", "success")  # what only an episode of its own states
+_OWN = (  # what only an episode of its own states
+    *("id", "reward", "reward_info", "success", "resolved", "passed", "solved", "correct", "is_correct", "score"),
+    *("error", "stop_condition", "exit_status"),
+)
+_OF_TASKS = ("task_id", "instance_id", "example_id", "trajectory_id", "session_id", "thread_id")
 _STATES = "earlier_states"  # of one dialogue, which ``latest_states`` has counted
 
 
@@ -121,7 +126,7 @@ class OpenaiChat(Format):
             yield from gemini_session(records) if "messages" not in first.value else contained(records)
         else:
             session = first is not None and is_session(first.value)
-            yield from sessions(records) if session else contained(latest_states(_opened(records)))
+            yield from sessions(records) if session else contained(latest_states(_opened(with_result(records, path))))
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         return chat_draft(value, reading)
@@ -170,19 +175,22 @@ def latest_states(records: Iterable[Record]) -> Iterator[Record]:
     is an episode of its own, and so is one that says the same as the record before.
     """
     kept, held, states = list[Record](), list[Any](), 0  # the longest so far, and how many it stands for besides
+    of_task: list[Any] = []
     try:
         for record in records:
-            own = isinstance(record.value, dict) and any(record.value.get(key) is not None for key in _OWN)
-            own |= bool(container_of(record.value))
+            fields = record.value if isinstance(record.value, dict) else {}
+            own = any(fields.get(key) not in (None, "") for key in _OWN) or bool(container_of(fields))
+            task = list(map(fields.get, _OF_TASKS))
             listed = [] if own or isinstance(record.value, FieldError) else messages_of(record.value)[1]
             short, long = sorted((held, listed), key=len)
-            if short and short == long[: len(short)] and (len(short) < len(long) or states):
+            alike = bool(short) and task == of_task and short == long[: len(short)]
+            if alike and (len(short) < len(long) or states):
                 states += 1
                 if listed is long:
                     kept, held = [record], listed
             else:
                 yield from (_with_states(each, states) for each in kept)
-                kept, held, states = [record], listed, 0
+                kept, held, states, of_task = [record], listed, 0, task
     except (OSError, EOFError, zlib.error):  # the file breaks off
         yield from (_with_states(each, states) for each in kept)
         raise
@@ -214,15 +222,22 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
         (key, given) for key, given in lists if isinstance(given, list) and (key not in _LESS_SURE or _begins(given))
     )
     named = next(sure, ("", []))
+    reply = decoded(record.get("response")) if named[0] == "messages" else None
+    if isinstance(reply, dict) and reply.get("role") == "assistant" and reply not in named[1][-1:]:  # a line a call
+        return "messages+response", [*named[1], reply]
     for first, second in _ROLLOUTS:
         before, after = decoded(record.get(first)), decoded(record.get(second))
         answers = second == "completion" or (second == "response" and isinstance(before, list))
         if answers and isinstance(after, str) and not (named[0] and isinstance(before, str)):
             after = [{"role": "assistant", "content": after}]
+        if second == "completion" and second in record and after is None and not named[1]:  # broke before it acted
+            after = []
         if isinstance(before, str | list) and isinstance(after, list) and (first != "input" or _items(after)):
             before = [{"role": "user", "content": before}] if isinstance(before, str) else before
             return f"{first}+{second}", [*before, *after]
     dialogues = {} if named[0] else _dialogues(record)
+    shorter = [key for key, one in dialogues.items() if any(one == o[: len(one)] != o for o in dialogues.values())]
+    dialogues = {key: one for key, one in dialogues.items() if key not in shorter}  # inputs, and the same with outputs
     only = len(dialogues) == 1 and not any(map(_ASKED.search, dialogues))
     return next(iter(dialogues.items())) if only else named
 
@@ -270,6 +285,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     named = all(isinstance(one, dict) and ("name" in one or str(one.get("role")) not in _OTHER) for one in messages)
     swapped = named and first.get("role") == "assistant" and "user" in str(first.get("name")).lower()
     of_user = False  # whether the user's own tools answer next
+    made, answered, early = Counter[str](), Counter[str](), dict[str, str]()  # calls by id, and where answers are first
     for at, value in _each(key, messages, dialogue):
         role = value.get("role") if isinstance(value, dict) else None
         if swapped and str(role) in _OTHER and not calls_of(value, at):
@@ -285,9 +301,17 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         if parts.left_out:
             dialogue.left_out.update(parts.left_out)
         own_calls = calls_of(value, at) if role == "user" else []
+        for call in filter(None, parts.answered.values()):
+            answered[call] += 1
+            if call not in made:
+                early.setdefault(call, at)
         if speaker == AGENT:
             names |= {str(value["name"])} if value.get("name") and "role" in value else set()
+            for call in parts.calls:
+                made[call] += 1
             dialogue.act(parts.text, parts.thoughts, parts.calls)
+            for text, call in parts.within:
+                dialogue.answer(text, parts=[(text, call)])
             last, message = parts, value
         elif speaker == SYSTEM and parts.text in prompts:  # with each request, as of Pydantic AI
             dialogue.left_out["repeated system prompt"] += 1
@@ -296,6 +320,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             dialogue.left_out["call of the user's own tool"] += len(own_calls)
             if not own_calls or parts.text:
                 dialogue.answer(parts.text, parts.error, parts.answer_parts)
+            dialogue.unread = dialogue.unread or parts.unread
         earned = value.get("reward")
         if earned is not None and (isinstance(earned, bool) or not isinstance(earned, int | float)):
             raise FieldError(f"{at}.reward", f"is {earned!r:.40}, not a number")
@@ -303,8 +328,13 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             turn = dialogue.turns[-1]
             turn["reward"] = turn.get("reward", 0.0) + earned
         of_user = bool(own_calls)
+    for call in (call for call in early if made[call] >= answered[call]):  # else one was cut off before
+        raise FieldError(early[call], f"answers the call '{call}', which is made only later")
     dialogue.left_out["name of another agent"] += max(0, len(names) - 1)
     reward = _reward(fields)
+    whole = record if isinstance(record, dict) else {}
+    judged = [column(whole, reading.mapping[label]) for label in ("success", "reward") if label in reading.mapping]
+    judged += [reward, fields.get("success")]
     if reward is not None:
         dialogue.left_out["reward of a message"] += sum(turn.pop("reward", None) is not None for turn in dialogue.turns)
     stop, failure = ending_of(fields, message)
@@ -312,12 +342,12 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         stop = StopReason.CONTEXT_LIMIT
     stop = dialogue.end(
         stop,
-        bool(last.calls),
-        judged=reward is not None or fields.get("success") is not None or (message or {}).get("ends") is True,
+        bool(last.calls) or "<tool_call>" in last.text,
+        judged=any(one is not None for one in judged) or (message or {}).get("ends") is True,
     )
     turns = dialogue.turns
     if not turns:
-        raise FieldError(key, "has no message of the assistant")
+        raise FieldError(key, "has no message of the assistant that says or calls anything")
     if stop is None and (_STOP in turns[-1]["observation"] or reward or (message or {}).get("ends") is True):
         stop = StopReason.TERMINATED
     return EpisodeDraft.of_record(

@@ -37,6 +37,8 @@ def _error(line: Any) -> Any:
     """How a line says that a stream broke off."""
     kind, status = (line.get("type"), line.get("status")) if isinstance(line, dict) else ("", "")
     broken = kind in ("turn.failed", "error") or (kind in ("result", "turn_ended") and status not in (None, "success"))
+    if isinstance(line, dict) and line.get("kind") == "ConversationErrorEvent":  # of OpenHands
+        return line.get("detail") or line.get("code")
     given = line if broken else event if (event := _payload(line)).get("type") == "error" else {}
     return given.get("error") or given.get("message") or (status if broken else None)
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from real_envs.importers.dialects import is_message
+from real_envs.importers.events import objects
 from real_envs.importers.messages import decoded
 from real_envs.store.codec import FieldError
 
@@ -56,7 +57,8 @@ _PATHS = {
     "kind": "run_type span_data.type attributes.openinference.span.kind attributes.ai.operationId "
     "attributes.gen_ai.operation.name attributes.traceloop.span.kind attributes.langfuse.observation.type "
     "attributes.mlflow.spanType span_attributes.type span_type type",
-    "name": "attributes.gen_ai.tool.name attributes.tool.name attributes.ai.toolCall.name span_data.name "
+    "name": "attributes.gen_ai.tool.name attributes.tool.name attributes.ai.toolCall.name "
+    "attributes.traceloop.entity.name span_data.name "
     "span_attributes.name name",
     "model": "extra.metadata.ls_model_name extra.invocation_params.model span_data.model attributes.llm.model_name "
     "attributes.gen_ai.request.model attributes.ai.model.id model metadata.model inputs.model",
@@ -181,8 +183,9 @@ def span_of(value: dict[str, Any], trace: str) -> Span:
         span.kind, span.trace = TRACE, span.id
     span.trace = span.trace or trace or ("" if called else span.id)
     span.start = _seconds(span.start)
-    scores = value.get("scores") if isinstance(value.get("scores"), list) else []
-    span.scores = {f"score.{one.get('name')}": one.get("value") for one in scores or () if isinstance(one, dict)}
+    scores = objects(value.get("scores"))
+    named = ((one, one.get("stringValue") if one.get("value") is None else one["value"]) for one in scores)
+    span.scores = {f"score.{one.get('name')}": score for one, score in named}
     if isinstance(value.get("scores"), dict):
         span.scores = {f"score.{name}": score for name, score in value["scores"].items()}
     if isinstance(feedback := value.get("feedback_stats"), dict):

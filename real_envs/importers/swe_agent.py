@@ -55,6 +55,9 @@ class SweAgent(Format):
             if not step["action"].strip() and i == len(steps) - 1 and turns:
                 left_out["last step of the runner"] += 1
                 continue
+            if not any(map(step.get, ("action", "thought", "response", "observation"))):
+                left_out["empty step"] += 1
+                continue
             thought, response = step.get("thought"), step.get("response")
             action = step["action"].strip() or (apart(response)[1] if isinstance(response, str) else "")
             info = {THOUGHT: thought.strip()} if isinstance(thought, str) and thought.strip() else {}

@@ -14,11 +14,13 @@ time-outs.
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from real_envs.importers.agentgym import AgentGymFormat, conversation_draft
 from real_envs.importers.drafts import ANSWER, EpisodeDraft, Format, Reading, with_thoughts_apart
 from real_envs.importers.ends import flag
 from real_envs.importers.messages import decoded
-from real_envs.importers.openai_chat import chat_draft, messages_of
+from real_envs.importers.openai_chat import MESSAGES, chat_draft, messages_of
 from real_envs.importers.records import Record, Sample, arrow_batches, check_unpacked, open_bytes, plain_suffix
 from real_envs.store.codec import FieldError, nearest
 
@@ -67,6 +69,9 @@ class Tables(Format):
         if "action" not in reading.mapping and self.holds_chats(value):
             spoken = AgentGymFormat().recognises(Sample(Path(), value, ""))
             return conversation_draft(value, reading) if spoken else chat_draft(value, reading)
+        named = next((name for name in MESSAGES if name in value), "")
+        if named and "action" not in reading.mapping:
+            raise FieldError(named, f"is {value[named]!r:.60}, no list of messages, and no JSON text of one")
         if "action" not in reading.mapping or "observation" not in reading.mapping:
             raise FieldError(
                 "messages", f"is missing; name columns with imports.mapping ({', '.join(value)} are there)"
@@ -84,7 +89,7 @@ def table_records(path: Path) -> Iterator[Record]:
         for batch in _batches(path):
             for row in batch.to_pylist(maps_as_pydicts="lossy"):
                 number += 1
-                yield Record(f"row {number}", {name: _without_nulls(value) for name, value in row.items()})
+                yield Record(f"row {number}", {name: _plain(value) for name, value in row.items()})
     except pa.ArrowException as error:
         raise OSError(f"is no readable {kind[1:].title()}: {error}") from error
 
@@ -123,11 +128,21 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def _without_nulls(value: Any) -> Any:
-    """Arrow gives the structs of a column all keys that any of them has: a null within one is no argument of a tool."""
+def _plain(value: Any) -> Any:
+    """As JSON has it. Arrow gives the structs of a column all keys that any of them has: a null is no argument."""
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _plain(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):
+            return value.decode()
+        return base64.b64encode(value).decode()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)  # a time, a duration
 
 
 def grouped(records: Iterator[Record], reading: Reading) -> Iterator[Record]:
@@ -222,6 +237,10 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
         raise FieldError(
             name, "is no list; where rows are steps, name the column of the episode: imports.mapping.episode"
         )
+    for what, cells in (("action", actions), ("observation", observations)):
+        if wrong := next((cell for cell in cells if not isinstance(cell, str)), None):
+            step = cells.index(wrong) + 1
+            raise FieldError(reading.mapping[what], f"is {wrong!r:.60} in step {step}, not text")
     answers, start = _ordered(len(actions), observations, value("start"), reading)
     unanswered = len(answers) < len(actions)
     turns = [{"action": a, "observation": o} for a, o in zip(actions, [*answers, ""], strict=False)]

@@ -73,8 +73,11 @@ class Traces(Format):
                     yield Record(record.where, broken)
                     continue
                 key = (span.trace, span.id) if span.id else len(spans)
-                again = "earlier version of a call"
-                span.left_out[again] += 1 + spans[key].left_out[again] if key in spans else 0
+                again, before = "earlier version of a call", spans.get(key)
+                if before and {"body", "events"} <= value.keys():  # log records of one call in several batches
+                    span.asked, span.answered = before.asked + span.asked, before.answered + span.answered
+                elif before:
+                    span.left_out[again] += 1 + before.left_out[again]
                 spans[key] = span
         yield from _episodes(list(spans.values()))
 
@@ -167,28 +170,29 @@ def _is_answer(message: Any) -> bool:
 
 
 def _answers(chain: Chain, tools: Sequence[Span], until: float | None) -> list[Any]:
-    """What tools gave that the last call of a chain asked for, as far as spans say it."""
-    call, made, used = chain.calls[-1], [], set()
-    wanted = Counter(re.findall(r"^([^\s(]+)\(", chain.utterances[-1][1] if chain.utterances else "", re.MULTILINE))
+    """What tools gave that the last call of a chain asked for, as far as spans say it, in the order of the calls."""
+    call, made, used = chain.calls[-1], dict[int, Any](), set()
+    wanted = re.findall(r"^([^\s(]+)\(", chain.utterances[-1][1] if chain.utterances else "", re.MULTILINE)
     for tool in tools:
         name = re.split(r"[ .]", str(tool.name))[-1]  # of "execute_tool look", "tool.look"
         early = None not in (tool.start, call.start) and (tool.start or 0) < (call.start or 0)
         late = None not in (tool.start, until) and (tool.start or 0) >= (until or 0)
         elsewhere = (tool.trace, tool.scope) != (call.trace, call.scope) or tool.parent in used
-        if elsewhere or early or late or not wanted[name]:
+        if elsewhere or early or late or name not in wanted:
             continue
-        wanted[name] -= 1
+        at = wanted.index(name)
+        wanted[at] = ""
         used.add(tool.id or None)
         given = decoded(tool.answered)
         while isinstance(given, dict) and len(given) == 1 and given.keys() <= {"output", "content", "result"}:
             given = decoded(next(iter(given.values())))
         if isinstance(given, dict) and is_message(given):
-            made.append(given)
+            made[at] = given
         elif given is not None or tool.error is not None:
             failed = given is None
             part = {"type": "tool_result", "content": tool.error if failed else given, "is_error": failed}
-            made.append({"role": TOOL, "content": [part]})
-    return made
+            made[at] = {"role": TOOL, "content": [part]}
+    return [made[at] for at in sorted(made)]
 
 
 def _episodes(spans: list[Span]) -> Iterator[Record]:

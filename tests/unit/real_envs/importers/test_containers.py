@@ -13,7 +13,7 @@ import pytest
 from real_envs.errors import UserError
 from real_envs.importers.formats import find_format
 from real_envs.trajectory import StopReason
-from tests.support.imported import agent, items, left_out, only, only_of, steps, text, user
+from tests.support.imported import agent, items, left_out, only, only_of, steps, text, user, write
 
 
 def line(uuid: str, parent: str | None, kind: str, content: Any, **more: Any) -> dict[str, Any]:
@@ -119,6 +119,13 @@ def test_samples_of_inspect_are_episodes_with_their_scores(tmp_path: Path, name:
     assert second.stop is StopReason.TURN_LIMIT
 
 
+def test_a_sample_of_inspect_may_be_cut_by_its_model_or_by_who_runs_it(tmp_path: Path) -> None:
+    cut = {"output": {"choices": [{"stop_reason": "max_tokens"}]}}, {"limit": {"type": "operator", "limit": 1}}
+    samples = [{"id": 1, "messages": [user("Q"), agent("A")]} | one for one in cut]
+    episodes, _ = items(write(tmp_path / "log.json", inspect_log() | {"samples": samples}))
+    assert [one.stop for one in episodes] == [StopReason.CONTEXT_LIMIT, StopReason.TURN_LIMIT]
+
+
 def test_trajectories_of_atif_have_their_answers_and_those_of_subagents(tmp_path: Path) -> None:
     call = {"tool_call_id": "c", "function_name": "bash", "arguments": {"cmd": "ls"}}
     results = [{"source_call_id": "c", "content": "a.py"}, {"content": None, "subagent_trajectory_ref": [{"id": "x"}]}]
@@ -189,6 +196,22 @@ def test_the_longest_path_of_a_graph_of_verifiers_is_the_rollout(tmp_path: Path)
     assert steps(episode) == [('look({"at": 1})', "a box"), ("In it.", "")]
     assert episode.stop is StopReason.TURN_LIMIT
     assert episode.turns[-1].info["log.messages_of_other_branches"] == 1
+
+
+@pytest.mark.parametrize(
+    ("beside", "reward", "stop"),
+    [
+        ({"rewards": {"right": 1.0, "short": 0.5}}, 1.5, StopReason.TERMINATED),
+        ({"rewards": {"right": None}}, None, StopReason.TERMINATED),
+        ({"errors": [{"type": "E"}], "ok": True}, None, StopReason.TERMINATED),  # of an earlier attempt
+        ({"errors": [{"type": "E"}], "ok": False}, None, StopReason.ENV_CRASHED),
+        ({"calls": [{"finish_reason": "length"}, {"error": {"type": "E"}}]}, None, StopReason.CONTEXT_LIMIT),
+    ],
+)
+def test_rewards_and_ends_of_a_graph_of_verifiers(tmp_path: Path, beside: Any, reward: Any, stop: StopReason) -> None:
+    nodes = [{"parent": None, "message": user("Look.")}, {"parent": 0, "message": agent("In it.")}]
+    episode = only_of(tmp_path, {"task": {"key": "k"}, "nodes": nodes, "stop_condition": "agent_completed"} | beside)
+    assert (episode.turns[-1].reward, episode.stop) == (reward, stop)
 
 
 def gemini(key: str, kind: str, content: Any, **more: Any) -> dict[str, Any]:
@@ -378,3 +401,26 @@ def test_a_stream_whose_last_line_is_broken_is_read_up_to_there(tmp_path: Path, 
     episodes, (refusal,) = items(path)
     assert [steps(episode) for episode in episodes] == [[("sh({})", "a"), ("Done.", "")]] * read
     assert f"{refusal.record} {refusal.reason}".count(f"line {5 if read else 3}") == 1
+
+
+def test_lists_of_completions_are_rollouts_each_with_its_reward(tmp_path: Path) -> None:
+    record = {"prompt": [[user("A?")], [user("B?")]], "completion": [[agent("a")], [agent("b")]], "reward": [1.0, 0.0]}
+    episodes, _ = items(write(tmp_path / "a.json", record))
+    assert [(one.start, steps(one), one.turns[0].reward) for one in episodes] == [
+        ("A?", [("a", "")], 1.0),
+        ("B?", [("b", "")], 0.0),
+    ]
+
+
+def test_a_trial_of_harbor_has_its_reward_in_the_result_beside_it(tmp_path: Path) -> None:
+    acted = [{"step_id": 1, "source": "user", "message": "Go."}, {"step_id": 2, "source": "agent", "message": "Done."}]
+    (tmp_path / "agent").mkdir()
+    path = write(tmp_path / "agent" / "trajectory.json", {"schema_version": "ATIF-v1.5", "steps": acted})
+    result = {"task_name": "t", "verifier_result": {"rewards": {"reward": 1.0}}, "exception_info": None}
+    file = write(tmp_path / "result.json", result)
+    episode = only(path)
+    assert (episode.task_id, episode.turns[-1].reward, episode.stop) == ("t", 1.0, StopReason.TERMINATED)
+    with pytest.raises(UserError, match="beside them"):
+        find_format("auto", file)
+    write(file, result | {"exception_info": {"exception_type": "AgentTimeoutError"}})
+    assert only(path).stop is StopReason.ENV_TIMEOUT

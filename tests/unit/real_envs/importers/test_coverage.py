@@ -94,6 +94,12 @@ def test_unknown_success_is_said_and_known_success_is_not() -> None:
     assert "unknown in 1 of 3" in said(*failed, episode("c", replace(GO, reward=None)))
 
 
+def test_a_field_that_may_be_the_success_is_named() -> None:
+    noted = replace(GO, info={"log.resolved": 1.0, "log.is_error": True})
+    assert "imports.mapping.success=resolved" in said(episode("a", noted))
+    assert "mapping" not in said(episode("a", replace(GO, info={"log.resolved": 0.5})))
+
+
 SCORES = [Turn(f"s{k}", "o", reward, False) for k, reward in enumerate((0.1, 0.4, 0.9))]
 
 

@@ -75,6 +75,12 @@ SAID = [
         ({"error": None}, None),
         ({"error": ""}, None),
         ({"error": float("nan")}, None),
+        ({"error": "null "}, None),
+        ({"has_error": True, "stop_condition": "agent_completed"}, Stop.ENV_CRASHED),
+        ({"has_error": False}, None),
+        ({"error": {"type": None, "message": None}}, None),
+        ({"stop_condition": "compaction_failed"}, Stop.CONTEXT_LIMIT),
+        ({"stop_reason": "pause_turn"}, Stop.TURN_LIMIT),
     ],
 )
 def test_words_for_an_end(beside: dict[str, Any], stop: Stop | None) -> None:

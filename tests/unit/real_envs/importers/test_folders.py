@@ -129,3 +129,10 @@ def test_thoughts_and_errors_of_browser_use_are_read_or_counted(tmp_path: Path) 
         ("done()", "", "A form.\n\nSend."),
     ]
     assert episodes.episode.turns[-1].info["log.left_out.error of a step without an action"] == 1
+
+
+def test_copies_that_programs_leave_in_a_folder_are_told(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.jsonl~", "a.jsonl.bak"):
+        write(tmp_path / name, CHAT)
+    found = list(log_files("auto", tmp_path))
+    assert [isinstance(one, RejectedRecord) for one in found] == [False, True, True]

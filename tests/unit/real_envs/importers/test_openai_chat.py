@@ -44,7 +44,9 @@ def test_rows_of_a_table_may_be_states_of_one_dialogue(tmp_path: Path) -> None:
     assert left_out(only(tmp_path / "a.parquet")) == {"earlier state of the dialogue": 1}
 
 
-@pytest.mark.parametrize("own", [{"reward": 1.0}, {"success": False}, {"id": "a"}])
+@pytest.mark.parametrize(
+    "own", [{"reward": 1.0}, {"success": False}, {"id": "a"}, {"instance_id": "i"}, {"resolved": 0}]
+)
 def test_an_episode_with_an_outcome_or_a_name_is_no_state_of_another(tmp_path: Path, own: dict[str, Any]) -> None:
     short, long = {"messages": WHOLE[:2]} | own, {"messages": WHOLE}
     for pair in ((short, long), (long, short), ({"messages": WHOLE[:2]}, {"messages": WHOLE[:2]})):
@@ -188,3 +190,139 @@ def test_attempts_of_swe_agent_of_which_none_was_chosen_are_episodes(tmp_path: P
     attempts = [{"trajectory": [step], "info": {"exit_status": "submitted"}}, {"trajectory": [step, step]}]
     episodes, _ = items(write(tmp_path / "a.traj", {"attempts": attempts}))
     assert [(one.task_id, len(one.turns)) for one in episodes] == [("a", 1), ("a", 2)]
+
+
+def call(name: str) -> dict[str, Any]:
+    return {"id": name, "function": {"name": name, "arguments": "{}"}}
+
+
+def gave(name: str, content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": name, "content": content}
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "u"}}
+
+
+def test_an_answer_before_its_call_is_refused_but_not_one_whose_call_was_cut_off(tmp_path: Path) -> None:
+    made = agent(tool_calls=[call("f")])
+    _, (refusal,) = items(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), gave("f", "r"), made]})))
+    assert (refusal.field, "'f'" in refusal.reason) == ("messages[1]", True)
+    cut = [gave("f", "r"), made, gave("f", "s"), agent("Done.")]
+    assert steps(only(write(tmp_path / "a.jsonl", lines({"messages": cut})))) == [("f({})", "s"), ("Done.", "")]
+
+
+def test_an_answer_that_is_there_twice_is_counted(tmp_path: Path) -> None:
+    twice = [gave("f", "r"), gave("f", "r"), gave("g", "r"), gave("g", "s")]
+    chat = [user("Go."), agent(tool_calls=[call("f"), call("g")]), *twice, agent("Done.")]
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": chat})))
+    assert steps(episode) == [("f({})\ng({})", "r\nr\ns"), ("Done.", "")]
+    assert left_out(episode) == {"repeated answer": 1}
+    same = [user("Go."), agent(tool_calls=[call("f"), call("f")]), gave("f", "r"), gave("f", "r"), agent("Done.")]
+    assert steps(only(write(tmp_path / "a.jsonl", lines({"messages": same}))))[0][1] == "r\nr"
+
+
+def test_a_picture_in_a_message_of_its_own_is_counted_where_its_turn_has_text(tmp_path: Path) -> None:
+    chat = [user("Go."), user([PICTURE]), agent("click"), gave("f", "Taken."), user([PICTURE]), agent("Done.")]
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": chat})))
+    assert steps(episode) == [("click", "Taken."), ("Done.", "")]
+    assert left_out(episode) == {"image_url": 2}
+    for at in (1, 4):
+        alone = [message for i, message in enumerate(chat) if i not in (at - 1,)]
+        _, (refusal,) = items(write(tmp_path / "a.jsonl", lines({"messages": alone})))
+        assert refusal.field == f"messages[{at - 1}].content"
+
+
+@pytest.mark.parametrize(
+    ("last", "beside", "mapping", "stop"),
+    [
+        (agent(tool_calls=[call("f")]), {"resolved": 1}, {"success": "resolved"}, "terminated"),
+        (agent(tool_calls=[call("f")]), {"resolved": 1}, {}, "turn_limit"),
+        (agent('<tool_call>{"name": "f"}</tool_call>'), {}, {}, "turn_limit"),
+    ],
+)
+def test_a_last_call_without_an_answer_ends_what_was_judged(
+    tmp_path: Path, last: Any, beside: dict[str, Any], mapping: dict[str, str], stop: str
+) -> None:
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), last]} | beside)), mapping=mapping)
+    assert episode.stop.value == stop
+
+
+def test_words_for_success_and_a_reward_that_is_none(tmp_path: Path) -> None:
+    chat = {"messages": WHOLE}
+    assert only(write(tmp_path / "a.jsonl", lines(chat | {"success": "False"}))).success is False
+    _, (refusal,) = items(write(tmp_path / "a.jsonl", lines(chat | {"reward": {"f": 1.0}})))
+    assert refusal.field == "reward"
+
+
+def test_a_thought_may_go_on_in_the_next_part_and_a_part_may_be_null(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "<think>So"}, None, {"type": "text", "text": "on</think>ls"}]
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), agent(parts)]})))
+    assert (steps(episode), episode.stop.value) == ([("ls", "")], "terminated")
+
+
+@pytest.mark.parametrize("said", ["<|im_start|>assistant\nls<|im_end|>\n", "ls<|endoftext|><|im_end|>"])
+def test_marks_around_a_message_are_counted_once(tmp_path: Path, said: str) -> None:
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), agent(said)]})))
+    assert (steps(episode), left_out(episode)) == ([("ls", "")], {"mark at the end of a message": 1})
+
+
+def test_an_answer_beside_the_messages_is_the_last_one(tmp_path: Path) -> None:
+    call = {"messages": WHOLE[:3], "response": WHOLE[3] | {"stop_reason": "max_tokens"}, "reward": 1.0}
+    episode = only(write(tmp_path / "a.jsonl", lines(call)))
+    assert (steps(episode), episode.stop.value) == ([("ls", "a.py"), ("One.", "")], "context_limit")
+    grown = [{"messages": WHOLE[:1], "response": WHOLE[1]}, {"messages": WHOLE[:3], "response": WHOLE[3]}]
+    assert steps(only(write(tmp_path / "a.jsonl", lines(*grown)))) == steps(episode)
+
+
+def test_a_file_whose_first_rollout_broke_is_read(tmp_path: Path) -> None:
+    broken = {"prompt": WHOLE[:1], "completion": None, "trajectory": [], "error": {"error": "E"}}
+    (episode,), (refusal,) = items(write(tmp_path / "a.jsonl", lines(broken, {"messages": WHOLE})))
+    assert (len(episode.turns), refusal.record) == (2, "line 1")
+    assert find_format("auto", write(tmp_path / "b.jsonl", lines({"meta": 1}, {"messages": WHOLE})))[0].name == "openai"
+
+
+def test_a_step_of_swe_agent_without_anything_is_counted(tmp_path: Path) -> None:
+    nothing, step = {"action": "", "observation": ""}, {"action": "ls", "observation": "a.py"}
+    trajectory = [step | {"query": [user("Fix it.")]}, nothing, step]
+    episode = only(write(tmp_path / "a.traj", {"trajectory": trajectory}))
+    assert (len(episode.turns), left_out(episode)) == (2, {"empty step": 1})
+
+
+def test_of_inputs_and_the_same_with_outputs_the_whole_is_the_dialogue(tmp_path: Path) -> None:
+    example = {"inputs": {"messages": WHOLE[:1]}, "outputs": {"messages": WHOLE}}
+    assert steps(only(write(tmp_path / "a.jsonl", lines(example)))) == [("ls", "a.py"), ("One.", "")]
+
+
+def test_a_file_of_nothing_is_in_no_format(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no format"):
+        find_format("auto", write(tmp_path / "a.jsonl", "null\n"))
+
+
+def test_an_answer_within_a_call_is_its_answer_and_a_call_in_two_forms_is_one(tmp_path: Path) -> None:
+    made = call("f")
+    both = agent(tool_calls=[made], function_call=made["function"])
+    for chat in (
+        [user("Go."), agent(tool_calls=[made | {"result": {"x": 1}}]), agent("Done.")],
+        [user("Go."), both, gave("f", '{"x": 1}'), agent("Done.")],
+        [user("Go."), agent(tool_calls=[made | {"result": {"x": 1}}]), gave("f", '{"x": 1}'), agent("Done.")],
+    ):
+        episode = only(write(tmp_path / "a.jsonl", lines({"messages": chat})))
+        assert steps(episode) == [("f({})", '{"x": 1}'), ("Done.", "")]
+
+
+def test_a_thought_that_is_there_twice_is_one(tmp_path: Path) -> None:
+    said = agent("<think>So.</think>ls", reasoning_content="So.")
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), said]})))
+    assert episode.turns[0].info["log.thought"] == "So."
+
+
+@pytest.mark.parametrize(("told", "field"), [("0", ""), ("yes", "info.won"), (None, ""), (2, "info.won")])
+def test_a_mapped_success_is_a_truth_or_refused_by_its_column(tmp_path: Path, told: Any, field: str) -> None:
+    path = write(tmp_path / "a.jsonl", lines({"messages": WHOLE, "info": {"won": told, "pts": "0.5"}}))
+    episodes, refusals = items(path, mapping={"success": "info.won", "reward": "info.pts"})
+    assert [refusal.field for refusal in refusals] == [field] * bool(field)
+    assert [(one.success, one.turns[-1].reward) for one in episodes] == (
+        [] if field else [(None if told is None else False, 0.5)]
+    )
+    _, (refusal,) = items(path, mapping={"success": "info.lost"})
+    assert refusal.field == "info.lost"

@@ -41,3 +41,9 @@ def test_turns_that_codex_rolled_back_are_counted_and_no_part_of_the_dialogue(tm
 )
 def test_an_event_of_codex_says_how_a_session_broke_off(tmp_path: Path, last: Any, stop: StopReason) -> None:
     assert only_of(tmp_path, item(user("Fix it.")), item(agent("I look.")), last).stop is stop
+
+
+def test_an_error_of_openhands_broke_the_dialogue(tmp_path: Path) -> None:
+    said = [{"kind": "MessageEvent", "source": one["role"], "llm_message": one} for one in (user("Hi"), agent("Yo"))]
+    error = {"kind": "ConversationErrorEvent", "source": "environment", "code": "E", "detail": "gone"}
+    assert only_of(tmp_path, *said, error).failure == "logged: gone"

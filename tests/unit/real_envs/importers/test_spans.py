@@ -56,6 +56,9 @@ def test_log_records_that_are_a_message_each_are_one_call_and_other_choices_are_
     episode = only(write(tmp_path / "logs.json", {"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}))
     assert (episode.start, steps(episode)) == ("Where is it?", STEPS)
     assert left_out(episode) == {"other answer": 1}
+    batches = [{"resourceLogs": [{"scopeLogs": [{"logRecords": [log]}]}]} for log in logs[:4]]
+    episode = only_of(tmp_path, *batches, name="logs.jsonl")
+    assert (episode.start, steps(episode), left_out(episode)) == ("Where is it?", STEPS, {})
 
 
 def test_of_several_choices_of_a_call_the_first_is_read(tmp_path: Path) -> None:
@@ -89,3 +92,25 @@ def test_a_system_prompt_beside_the_messages_of_a_request_is_read(tmp_path: Path
     for record in (helicone, litellm | {"response": {"choices": [{"message": agent("Yo")}]}}):
         episode = only_of(tmp_path, record)
         assert (episode.start, steps(episode)) == ("Be brief.\n\nHi", [("Yo", "")])
+
+
+def test_answers_of_tools_stand_in_the_order_of_their_calls_whichever_ended_first(tmp_path: Path) -> None:
+    def span(number: int, **attributes: Any) -> dict[str, Any]:
+        about = {"trace_id": "t", "span_id": str(number), "start_time": f"2026-01-01T00:00:0{number}Z"}
+        return about | {"name": "f.tool", "attributes": attributes}
+
+    calls = [{"type": "tool_call", "id": name, "name": name, "arguments": {}} for name in ("a", "b")]
+    asked, said = [{"role": "user", "parts": []}], [{"role": "assistant", "parts": calls}]
+    model = span(1, **{"gen_ai.input.messages": asked, "gen_ai.output.messages": said})
+    tools = [
+        span(2, **{"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "b", "gen_ai.tool.call.result": "B"}),
+        span(3, **{"traceloop.span.kind": "tool", "traceloop.entity.name": "a", "traceloop.entity.output": "A"}),
+    ]
+    assert steps(only_of(tmp_path, model, *tools)) == [("a({})\nb({})", "A\nB")]
+
+
+def test_a_score_that_is_a_word_is_read(tmp_path: Path) -> None:
+    call = {"id": "1", "type": "GENERATION", "traceId": "t", "startTime": "2026-01-01T00:00:01Z"}
+    call |= {"input": [user("Hi")], "output": agent("Yo")}
+    trace = {"id": "t", "observations": [call], "scores": [{"name": "ok", "value": None, "stringValue": "True"}]}
+    assert only(write(tmp_path / "a.json", trace), mapping={"success": "score.ok"}).success is True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +167,24 @@ def test_an_empty_id_is_none(tmp_path: Path) -> None:
     episodes, refusals = items(write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows))))
     assert ([len(episode.id) > 1 for episode in episodes], refusals) == ([True, True], [])
     assert episodes[0].task_id.startswith("task-")
+
+
+def test_values_of_arrow_are_read_as_json_has_them(tmp_path: Path) -> None:
+    paid = {"when": datetime(2026, 1, 2, tzinfo=UTC), "sum": Decimal("1.50"), "raw": b"\xff", "text": b"a"}
+    call = {"name": "pay", "arguments": paid}
+    chat = [{"role": "user", "content": "Pay."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    rows = [{"messages": chat, "reward": Decimal("1.00")}, {"messages": None, "reward": None}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (episode,), (refusal,) = items(tmp_path / "a.parquet")
+    when = '"when": "2026-01-02T00:00:00+00:00"'
+    assert episode.turns[0].action == f'pay({{{when}, "sum": 1.5, "raw": "/w==", "text": "a"}})'
+    assert (episode.turns[0].reward, refusal.field, refusal.record) == (1, "messages", "row 2")
+    assert "no list of messages" in refusal.reason
+
+
+def test_a_cell_that_is_no_text_is_refused_by_its_column(tmp_path: Path) -> None:
+    rows = [{"run": 1, "cmd": "a", "out": "b", "goal": "g"}, {"run": 1, "cmd": {"x": 1}, "out": "b", "goal": "g"}]
+    path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
+    mapping = {"episode": "run", "action": "cmd", "observation": "out", "start": "goal"}
+    _, (refusal,) = items(path, "huggingface", mapping=mapping, observation="after")
+    assert (refusal.field, "step 2" in refusal.reason) == ("cmd", True)
