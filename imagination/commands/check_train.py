@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from imagination.learning.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from imagination.learning.reward_shaping import check_tiers
 from imagination.rollout.dream_env import JUDGEMENTS
-from imagination.rollout.schedules import check_horizon, check_share, most
+from imagination.rollout.schedules import check_horizon, check_share, max_value
 from imagination.settings import Config, ProgressSettings, SelfImitationSettings, UserError
 from imagination.settings.algorithm_parts import ImplicitSteps
 
@@ -37,14 +37,14 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
     for name, share in {**shares, "dream.noise": dream.noise}.items():
         if wrong := check_share(name, share):
             yield wrong
-    if most(dream.noise) and not dream.noise_actions:
+    if max_value(dream.noise) and not dream.noise_actions:
         yield "dream.noise makes answers useless, and dream.noise_actions names none: set it to a pattern of actions"
-    if train.world == "real" and (dream.hindsight or most(dream.noise)):
+    if train.world == "real" and (dream.hindsight or max_value(dream.noise)):
         yield "dream.hindsight and dream.noise are of dreams, and train.world=real has none: set both to 0"
     yield from _real_share(config)
     yield from _ahead(config)
     yield from _branches(config, algorithm)
-    if train.observation_coef and train.world != "real" and not most(train.real_share):
+    if train.observation_coef and train.world != "real" and not max_value(train.real_share):
         yield (
             "train.observation_coef learns from what the real world says, and no episode is played there: set "
             "train.world=real or train.real_share, or train.observation_coef=0"
@@ -93,7 +93,7 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
 
 def check_experts(config: Config, experts: int) -> None:
     """Raises ``UserError``: expert episodes are to be mixed in, and the log has none."""
-    if most(config.train.expert_share) and not experts:
+    if max_value(config.train.expert_share) and not experts:
         raise UserError(
             f"train.expert_share={config.train.expert_share} mixes in solved expert episodes, and the log has none of "
             "the tasks that are learned from: set train.expert_share=0, or log solved episodes of an agent named expert"
@@ -102,7 +102,7 @@ def check_experts(config: Config, experts: int) -> None:
 
 def _real_share(config: Config) -> Iterator[str]:
     train = config.train
-    if not most(train.real_share):
+    if not max_value(train.real_share):
         return
     if train.world == "real":
         yield "train.world=real plays nothing but real episodes: set train.real_share=0, or train.world=dream"
@@ -129,7 +129,7 @@ def _ahead(config: Config) -> Iterator[str]:
             f"train.max_staleness={train.max_staleness} plays the groups of an update before it is known which are "
             "missing: set train.extra_groups=0 and dream.on_doubt other than branch, or train.max_staleness=0"
         )
-    if dream.branch_share or most(train.failure_share):
+    if dream.branch_share or max_value(train.failure_share):
         yield (
             f"train.max_staleness={train.max_staleness} plays groups before it is known how others went: set "
             "dream.branch_share=0 and train.failure_share=0, or train.max_staleness=0"
@@ -170,7 +170,7 @@ def _whole_episodes() -> list[str]:
 
 def _experts_compared(config: Config) -> Iterator[str]:
     part, train = ALGORITHMS[config.algorithm.name].advantage, config.train
-    if train.expert_form != "luffy" or not most(train.expert_share):
+    if train.expert_form != "luffy" or not max_value(train.expert_share):
         return
     if not (part.needs_groups and part.adds_up):
         yield (
@@ -185,7 +185,7 @@ def _experts_compared(config: Config) -> Iterator[str]:
 
 
 def _self_imitation(config: Config) -> Iterator[str]:
-    settings, experts = config.train.self_imitation, most(config.train.expert_share)
+    settings, experts = config.train.self_imitation, max_value(config.train.expert_share)
     if not settings.share:
         if settings != SelfImitationSettings():
             yield "train.self_imitation.* is set and nothing is replayed: set train.self_imitation.share, such as 0.1"

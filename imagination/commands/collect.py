@@ -9,7 +9,7 @@ from pathlib import Path
 
 from imagination.commands.panel import chosen_panel, first_texts, world_of_panel
 from imagination.evaluation.costs import real_costs, spent_before
-from imagination.rollout.play import Episode, Provenance, Watch, note_broken, play_all
+from imagination.rollout.play import Episode, Provenance, note_broken, play_all
 from imagination.runs.lifecycle import find_run, need, run_stage
 from imagination.runs.log import open_store
 from imagination.runs.progress_bar import Bar
@@ -200,7 +200,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
                 lambda episode: Provenance(Source.EXPERT if agents[episode.id].name == "expert" else Source.REAL),
                 config.collect.max_turns,
                 concurrency=config.scale.real_processes(config.collect.workers),
-                watch=Watch(keep),
+                on_done=keep,
             )
     finally:  # also after Ctrl-C: what was played was played
         run.update(real_costs("collect", earlier + (real_interaction() - before), config.env.price))

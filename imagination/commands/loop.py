@@ -38,7 +38,7 @@ from imagination.loop.journal import Journal
 from imagination.loop.origin import begin, copy_folder, of_new_tasks, read_beside, roots
 from imagination.loop.refit import promote, refit_round, true_turns
 from imagination.rollout.dream_env import Start, dream_starts
-from imagination.rollout.schedules import check_share, most
+from imagination.rollout.schedules import check_share, max_value
 from imagination.rollout.world_models import UNFINISHED, member_folder
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import need
@@ -95,16 +95,16 @@ def loop(config: Config, folder: Path) -> None:
 
 def check(config: Config) -> None:
     """Raises ``UserError``: the settings cannot work together."""
-    beside = most(config.loop.real_share) > 0  # real episodes, whose observations can be learned from
+    beside = max_value(config.loop.real_share) > 0  # real episodes, whose observations can be learned from
     check_train.check(replace(config, train=replace(config.train, observation_coef=0.0)) if beside else config)
-    if most(config.train.real_share) or config.train.world == "real":
+    if max_value(config.train.real_share) or config.train.world == "real":
         raise UserError(
             "the loop charges every real step to loop.budget, and training beside dreams takes its own: set "
             "train.real_share=0 and train.world=dream; loop.real_share is the share of the loop's own real episodes"
         )
     if wrong := check_share("loop.real_share", config.loop.real_share):
         raise UserError(wrong)
-    if most(config.loop.real_share) and (config.train.groups == 1 or config.train.process):
+    if max_value(config.loop.real_share) and (config.train.groups == 1 or config.train.process):
         raise UserError(
             "loop.real_share learns from real episodes beside dreams: set train.groups above 1 and train.process='', "
             "or loop.real_share=0"

@@ -52,7 +52,7 @@ def reflect(config: Config, folder: Path) -> None:
         guard = replace(session.guard(), min_confidence=config.reflect.min_confidence)
         propose = asked_policy(session) if config.reflect.proposer else _logged(config, train)
         with Bar("reflect", len(experts), "turns") as bar:
-            trials = Asked(world, guard, propose, config.seed, bar)
+            trials = Alternatives(world, guard, propose, config.seed, bar)
             episodes = asyncio.run(_all(trials, experts, config.reflect.words))
         counts = {"episodes": len(episodes), "tried": sum(trials.counts.values()), **trials.counts}
         run.update({"reflected": counts})
@@ -95,7 +95,7 @@ def asked_policy(session: Session) -> Propose:
 
 
 @dataclass(slots=True)
-class Asked:
+class Alternatives:
     """What the world model says of other actions."""
 
     world: WorldModel
@@ -145,7 +145,7 @@ class Asked:
         return None
 
 
-async def _all(trials: Asked, experts: Sequence[Trajectory], words: int) -> list[Trajectory]:
+async def _all(trials: Alternatives, experts: Sequence[Trajectory], words: int) -> list[Trajectory]:
     async def one(episode: Trajectory) -> Trajectory | None:
         others = await trials.others(episode)
         trials.bar.step()

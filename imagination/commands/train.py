@@ -34,7 +34,7 @@ from imagination.learning.self_imitation import Replays
 from imagination.learning.sharding import Gathering, gather, shard
 from imagination.learning.trainer import BestPolicy, KeepCheckpoints, TimeLimit, make_trainer, split_starts, step_loader
 from imagination.rollout.dream_env import Start, dream_starts
-from imagination.rollout.schedules import most
+from imagination.rollout.schedules import max_value
 from imagination.rollout.world_models import rules_of
 from imagination.runs.lifecycle import resume_from, run_stage
 from imagination.runs.models import adapted
@@ -115,7 +115,7 @@ def _train(
         best = BestPolicy(policy.model, data.validation, tasks, settings.validate_every, seed)
     shaping = RewardShaping(settings.reward_tiers)
     replays = Replays(settings.self_imitation, seed) if settings.self_imitation.share else None
-    failures = FailedTasks(seed) if most(settings.failure_share) else None
+    failures = FailedTasks(seed) if max_value(settings.failure_share) else None
     bar = Bar("train", settings.updates, "turns")
     collector = ExperienceCollector(
         run=run,
@@ -225,7 +225,7 @@ class _Data:
 
     def plays_real(self, settings: TrainSettings, recorded: RecordedGroups | None) -> bool:
         """Whether updates play in the real world."""
-        return not self.dreamed or (most(settings.real_share) > 0 and recorded is None)
+        return not self.dreamed or (max_value(settings.real_share) > 0 and recorded is None)
 
 
 @contextmanager

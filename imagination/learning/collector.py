@@ -32,11 +32,10 @@ from imagination.learning.reward_shaping import RewardShaping
 from imagination.learning.self_imitation import Replays
 from imagination.learning.trainer import BestPolicy
 from imagination.rollout.dream_env import Start
-from imagination.rollout.play import Episode, Provenance, Watch, play_all
+from imagination.rollout.play import Episode, Provenance, Span, play_all, timed
 from imagination.rollout.schedules import added_episodes, longest_turns, noise_spec, real_groups, share_at
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.spans import Span, timed
 from imagination.scale.pool import Group
 from imagination.settings import DreamSettings, ProgressSettings, TrainSettings, UserError
 from policy.agent import LanguageModelAgent
@@ -362,7 +361,7 @@ class ExperienceCollector:
             self._count(played)
         else:
             played = await play_all(
-                episodes, world.make_env, agent, stamp, longest, world.concurrency, Watch(on_turn=self.on_turn)
+                episodes, world.make_env, agent, stamp, longest, world.concurrency, on_turn=self.on_turn
             )
             self.turns += sum(len(t.own_turns) for t in played)
         return played

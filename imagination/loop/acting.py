@@ -11,7 +11,7 @@ from pathlib import Path
 
 from imagination.evaluation.costs import spent_before
 from imagination.loop.journal import Journal, JournalEnv
-from imagination.rollout.play import Episode, Provenance, Watch, play_all
+from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.runs.log import open_store
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
@@ -137,7 +137,8 @@ async def act(
                 lambda episode: player_of(episode)[1],
                 lambda episode, turns=turns: turns[episode.id],  # type: ignore[misc]
                 limits.workers,
-                Watch(keep, bar.count),
+                keep,
+                bar.count,
             )
             if journal.charged > charged:
                 tries.update(turns)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TypeVar
 
 from imagination.runs.progress_bar import Bar
 from policy.lm.engine import ContextFull, EngineFailure
@@ -17,6 +18,8 @@ from real_envs.seeding import derive_seed
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
 from worldmodel.evaluation.transitions import Judged, judge
 from worldmodel.world_model import WorldModel
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +118,6 @@ async def play(
     return replace(played, success=played.earned(provenance.solved_at))
 
 
-class Watch(NamedTuple):
-    """What is called after each episode, and after each turn."""
-
-    on_done: Callable[[Trajectory], None] | None = None
-    on_turn: Callable[[], None] | None = None
-
-
-NOBODY = Watch()
-
-
 async def play_all(
     episodes: Sequence[Episode],
     make_env: Callable[[], Env],
@@ -132,9 +125,13 @@ async def play_all(
     provenance: Provenance | Callable[[Episode], Provenance],
     max_turns: int | Callable[[Episode], int],
     concurrency: int = 64,
-    watch: Watch = NOBODY,
+    on_done: Callable[[Trajectory], None] | None = None,
+    on_turn: Callable[[], None] | None = None,
 ) -> list[Trajectory]:
-    """Plays many episodes, at most ``concurrency`` at a time; the result keeps the order of ``episodes``."""
+    """Plays many episodes, at most ``concurrency`` at a time; the result keeps the order of ``episodes``.
+
+    ``on_done`` is called after each episode, ``on_turn`` after each turn.
+    """
     results: list[Trajectory | None] = [None] * len(episodes)
     queue: Iterable[tuple[int, Episode]] = iter(enumerate(episodes))
 
@@ -145,9 +142,9 @@ async def play_all(
                 player = agent(episode) if callable(agent) else agent
                 stamp = provenance(episode) if callable(provenance) else provenance
                 limit = max_turns(episode) if callable(max_turns) else max_turns
-                results[index] = trajectory = await play(env, player, episode, stamp, limit, watch.on_turn)
-                if watch.on_done is not None:
-                    watch.on_done(trajectory)
+                results[index] = trajectory = await play(env, player, episode, stamp, limit, on_turn)
+                if on_done is not None:
+                    on_done(trajectory)
         finally:
             await env.close()
 
@@ -168,7 +165,7 @@ async def play_with_bar(
 ) -> list[Trajectory]:
     """``play_all`` with a progress bar and ``note_broken`` on standard error."""
     with Bar(what, len(episodes), "turns") as bar:
-        played = await play_all(episodes, make_env, agent, stamp, max_turns, concurrency, Watch(bar.step, bar.count))
+        played = await play_all(episodes, make_env, agent, stamp, max_turns, concurrency, bar.step, bar.count)
     note_broken(played)
     return played
 
@@ -244,3 +241,32 @@ async def replay_all(
         lambda e: len(dreams[e.id].turns),
         concurrency,
     )
+
+
+# --- how long it took ---
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Seconds of one clock.
+
+    Example: ``Span(0.0, 3.0).both(Span(1.0, 5.0))`` is 2.0.
+    """
+
+    begin: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    def both(self, other: Span) -> float:
+        """For how long both ran."""
+        return max(0.0, min(self.end, other.end) - max(self.begin, other.begin))
+
+
+async def timed(work: Awaitable[T]) -> tuple[T, Span]:
+    """What the work came to, and when it was done."""
+    begin = time.perf_counter()
+    result = await work
+    return result, Span(begin, time.perf_counter())

@@ -44,7 +44,7 @@ def share_at(update: int, share: Share, base: float = 1.0) -> float:
     return float(share[-1][1])
 
 
-def most(share: Share) -> float:
+def max_value(share: Share) -> float:
     """The largest that a share ever is."""
     return float(share) if isinstance(share, (int, float)) else max(float(point[1]) for point in share)
 

@@ -110,7 +110,7 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float, native: NativeTraining | None) -> Tensor:
         if native is not None:
-            y, scale = native.normed(x.contiguous(), eps)
+            y, scale = native.rms_norm(x.contiguous(), eps)
         else:
             scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
             y = x * scale
@@ -123,7 +123,7 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         y, scale = ctx.saved_tensors
         if ctx.native is not None:
-            return ctx.native.normed_backward(grad.contiguous(), y, scale), None, None
+            return ctx.native.rms_norm_backward(grad.contiguous(), y, scale), None, None
         along = (grad * y).mean(-1, keepdim=True)
         return torch.addcmul(grad, y, along, value=-1).mul_(scale), None, None
 
@@ -136,7 +136,7 @@ class SwiGLU(torch.autograd.Function):
         ctx.native = native
         if native is not None:
             ctx.save_for_backward(gate_up)
-            return native.gated(gate_up)
+            return native.swiglu(gate_up)
         gate, up = gate_up.chunk(2, -1)
         passed = F.silu(gate)
         ctx.save_for_backward(gate_up, passed)
@@ -146,7 +146,7 @@ class SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         if ctx.native is not None:
-            return ctx.native.gated_backward(*ctx.saved_tensors, grad.contiguous()), None
+            return ctx.native.swiglu_backward(*ctx.saved_tensors, grad.contiguous()), None
         gate_up, passed = ctx.saved_tensors
         gate, up = gate_up.chunk(2, -1)
         out = torch.empty_like(gate_up)
@@ -166,7 +166,7 @@ class RoPE(torch.autograd.Function):
         ctx.save_for_backward(rotation)
         ctx.counts, ctx.native = counts, native
         if native is not None:
-            return native.turned(heads.contiguous(), rotation, counts)
+            return native.rope(heads.contiguous(), rotation, counts)
         q, k, v = heads.split(counts, 1)
         return _rotated(q, rotation), _rotated(k, rotation), v.contiguous()
 
@@ -176,7 +176,7 @@ class RoPE(torch.autograd.Function):
         (rotation,) = ctx.saved_tensors
         if ctx.native is not None:
             q, k, v = (grad.contiguous() for grad in grads)
-            return ctx.native.turned_backward((q, k, v), rotation), None, None, None
+            return ctx.native.rope_backward((q, k, v), rotation), None, None, None
         out = grads[0].new_empty(len(rotation), sum(ctx.counts), grads[0].shape[-1])
         back, parts = rotation.conj().resolve_conj(), out.split(ctx.counts, 1)
         for grad, part in zip(grads[:2], parts[:2], strict=True):

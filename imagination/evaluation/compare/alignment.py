@@ -18,8 +18,7 @@ from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Any
 
-from real_envs.trajectory import StopReason, Trajectory, Turn
-from real_envs.trajectory import same_reward as equal_rewards
+from real_envs.trajectory import StopReason, Trajectory, Turn, same_reward
 
 # Words without which a sentence still says the same. Nothing that negates, counts, orders or places is among them.
 FUNCTION_WORDS = frozenset(
@@ -93,9 +92,9 @@ def same_words(a: str, b: str) -> bool:
     return a.split() == b.split()
 
 
-def same_reward(a: float | None, b: float | None) -> bool:
+def rewards_agree(a: float | None, b: float | None) -> bool:
     """Equal but for rounding; a reward that nobody measured agrees with any."""
-    return a is None or b is None or equal_rewards(a, b)
+    return a is None or b is None or same_reward(a, b)
 
 
 def says_the_same(a: str, b: str) -> bool:
@@ -126,7 +125,7 @@ def differences(dream: Turn, real: Turn, unsure: bool = False) -> tuple[TurnClas
     wording = words and says_the_same(dream.observation, real.observation)
     if words and not wording:
         differs.append(TurnClass.STATE)
-    if not unsure and not same_reward(dream.reward, real.reward):
+    if not unsure and not rewards_agree(dream.reward, real.reward):
         differs.append(TurnClass.REWARD)
     if not unsure and dream.terminated != real.terminated:
         differs.append(TurnClass.END)

@@ -1,4 +1,4 @@
-// Attention of the new tokens of each sequence to all of its cached keys and values, on CPUs (policy/lm/native/decoding.py).
+// Attention of the new tokens of each sequence to all of its cached keys and values, on CPUs (policy/lm/native/steps.py).
 //
 // A token that comes alone reads keys and values once, at the speed of memory; what torch offers for so few queries
 // takes up to twice as long in fp32 and more in bf16. Prompts and drafts have more queries (attention_tiles.h); unlike

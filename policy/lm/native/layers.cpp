@@ -1,4 +1,4 @@
-// What a decoder computes between its matrix products, on CPUs (policy/lm/native/decoding.py). Each of these is one pass over
+// What a decoder computes between its matrix products, on CPUs (policy/lm/native/steps.py). Each of these is one pass over
 // numbers that are in the cache; torch takes up to ten, and each of them costs more than its numbers. All in fp32,
 // rounded once.
 
@@ -41,7 +41,7 @@ inline void along(const A* a, const B* b, int64_t width, A* to, F f) {
 
 // x * rsqrt(mean of x^2 + eps) * weight (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4).
 template <typename T>
-void norm(const T* x, const T* weight, T* out, int64_t rows, int64_t width, float eps, int threads) {
+void rms_norm(const T* x, const T* weight, T* out, int64_t rows, int64_t width, float eps, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > kWorthThreads)
   for (int64_t row = 0; row < rows; ++row) {
     const T* from = x + row * width;
@@ -60,7 +60,7 @@ void norm(const T* x, const T* weight, T* out, int64_t rows, int64_t width, floa
 
 // silu(gate) * up, where both stand beside each other in a row (Shazeer 2020, arXiv 2002.05202).
 template <typename T>
-void gated(const T* gate_up, T* out, int64_t rows, int64_t width, int threads) {
+void swiglu(const T* gate_up, T* out, int64_t rows, int64_t width, int threads) {
   const auto gate = [](Floats x, Floats up) { return x * sigmoid(x) * up; };
 #pragma omp parallel for num_threads(threads) if (rows * width > kWorthThreads)
   for (int64_t row = 0; row < rows; ++row)
@@ -70,16 +70,17 @@ void gated(const T* gate_up, T* out, int64_t rows, int64_t width, int threads) {
 // Turns queries and keys by the rotation of their position (Su et al. 2021, arXiv 2104.09864; pairs are neighbours) in
 // place, and puts keys and values where their slot and position say.
 template <typename T>
-void keep(T* heads_of, const float* rotations, const int64_t* slots, const int64_t* positions, T* keys, T* values,
-          int64_t tokens, int64_t query_heads, int64_t heads, int64_t dim, int64_t time, int threads) {
+void rope_and_store(T* heads_of, const float* rotations, const int64_t* slots, const int64_t* positions, T* keys,
+                    T* values, int64_t tokens, int64_t query_heads, int64_t heads, int64_t dim, int64_t time,
+                    int threads) {
   const int64_t all = query_heads + 2 * heads;
-  const auto turned = [](Floats pairs, Floats by) { return rotated(pairs, by, false); };
+  const auto rotate = [](Floats pairs, Floats by) { return rotated(pairs, by, false); };
 #pragma omp parallel for num_threads(threads) if (tokens * all * dim > kWorthThreads)
   for (int64_t n = 0; n < tokens; ++n) {
     const float* by = rotations + positions[n] * dim;
     T* x = heads_of + n * all * dim;
     for (int64_t head = 0; head < query_heads + heads; ++head, x += dim)
-      along(x, by, dim, x, turned);
+      along(x, by, dim, x, rotate);
     const T* from = x - heads * dim;
     for (int64_t head = 0; head < heads; ++head, from += dim) {
       const int64_t at = ((slots[n] * heads + head) * time + positions[n]) * dim;
@@ -96,17 +97,18 @@ void keep(T* heads_of, const float* rotations, const int64_t* slots, const int64
 // heads_of[tokens, query_heads + 2 * heads, dim]; rotations[position, dim / 2] complex; slots, positions[tokens];
 // keys, values[slot, head, time, dim].
 #define FOR_ALL(TYPE, NAME)                                                                                            \
-  void norm_##NAME(const TYPE* x, const TYPE* weight, TYPE* out, int64_t rows, int64_t width, float eps,               \
-                   int threads) {                                                                                      \
-    norm(x, weight, out, rows, width, eps, threads);                                                                   \
+  void rms_norm_##NAME(const TYPE* x, const TYPE* weight, TYPE* out, int64_t rows, int64_t width, float eps,           \
+                       int threads) {                                                                                  \
+    rms_norm(x, weight, out, rows, width, eps, threads);                                                               \
   }                                                                                                                    \
-  void gated_##NAME(const TYPE* gate_up, TYPE* out, int64_t rows, int64_t width, int threads) {                        \
-    gated(gate_up, out, rows, width, threads);                                                                         \
+  void swiglu_##NAME(const TYPE* gate_up, TYPE* out, int64_t rows, int64_t width, int threads) {                       \
+    swiglu(gate_up, out, rows, width, threads);                                                                        \
   }                                                                                                                    \
-  void keep_##NAME(TYPE* heads_of, const float* rotations, const int64_t* slots, const int64_t* positions, TYPE* keys, \
-                   TYPE* values, int64_t tokens, int64_t query_heads, int64_t heads, int64_t dim, int64_t time,        \
-                   int threads) {                                                                                      \
-    keep(heads_of, rotations, slots, positions, keys, values, tokens, query_heads, heads, dim, time, threads);         \
+  void rope_and_store_##NAME(TYPE* heads_of, const float* rotations, const int64_t* slots, const int64_t* positions,   \
+                             TYPE* keys, TYPE* values, int64_t tokens, int64_t query_heads, int64_t heads,             \
+                             int64_t dim, int64_t time, int threads) {                                                 \
+    rope_and_store(heads_of, rotations, slots, positions, keys, values, tokens, query_heads, heads, dim, time,         \
+                   threads);                                                                                           \
   }
 
 extern "C" {

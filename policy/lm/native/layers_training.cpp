@@ -14,14 +14,14 @@ inline Floats part(const float* row, int64_t j, int64_t width) {
   std::memcpy(&x, row + j, (width - j) * sizeof(float));
   return x;
 }
-inline void keep(const Floats& x, float* row, int64_t j, int64_t width) {
+inline void store(const Floats& x, float* row, int64_t j, int64_t width) {
   std::memcpy(row + j, &x, std::min<int64_t>(kLanes, width - j) * sizeof(float));
 }
 
 // Joined heads [tokens, queries + 2 * keys, dim] to queries, keys and values of their own, or from them.
 template <bool kBack>
-void turned(float* joined, const float* rotations, float* q, float* k, float* v, int64_t tokens, int64_t queries,
-            int64_t keys, int64_t dim, int threads) {
+void rope(float* joined, const float* rotations, float* q, float* k, float* v, int64_t tokens, int64_t queries,
+          int64_t keys, int64_t dim, int threads) {
   const int64_t all = queries + 2 * keys;
 #pragma omp parallel for num_threads(threads) if (tokens * all * dim > kWorthThreads)
   for (int64_t n = 0; n < tokens; ++n)
@@ -44,21 +44,21 @@ void turned(float* joined, const float* rotations, float* q, float* k, float* v,
 extern "C" {
 
 // y = x * scale, where scale = rsqrt(mean of x^2 + eps) (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4).
-void normed(const float* x, float* y, float* scales, int64_t rows, int64_t width, float eps, int threads) {
+void rms_norm(const float* x, float* y, float* scales, int64_t rows, int64_t width, float eps, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > kWorthThreads)
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = x + row * width;
     Floats squares{};
     for (int64_t j = 0; j < width; j += kLanes) squares += part(from, j, width) * part(from, j, width);
     const float scale = 1.0f / std::sqrt(total(squares) / static_cast<float>(width) + eps);
-    for (int64_t j = 0; j < width; j += kLanes) keep(part(from, j, width) * scale, y + row * width, j, width);
+    for (int64_t j = 0; j < width; j += kLanes) store(part(from, j, width) * scale, y + row * width, j, width);
     scales[row] = scale;
   }
 }
 
 // out = (grad - y * mean of grad * y) * scale.
-void normed_backward(const float* grad, const float* y, const float* scales, float* out, int64_t rows, int64_t width,
-                     int threads) {
+void rms_norm_backward(const float* grad, const float* y, const float* scales, float* out, int64_t rows, int64_t width,
+                       int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > kWorthThreads)
   for (int64_t row = 0; row < rows; ++row) {
     const float *g = grad + row * width, *made = y + row * width;
@@ -66,32 +66,32 @@ void normed_backward(const float* grad, const float* y, const float* scales, flo
     for (int64_t j = 0; j < width; j += kLanes) products += part(g, j, width) * part(made, j, width);
     const float along = total(products) / static_cast<float>(width);
     for (int64_t j = 0; j < width; j += kLanes)
-      keep((part(g, j, width) - part(made, j, width) * along) * scales[row], out + row * width, j, width);
+      store((part(g, j, width) - part(made, j, width) * along) * scales[row], out + row * width, j, width);
   }
 }
 
 // The gradient of silu(gate) * up, where both stand beside each other in a row (Shazeer 2020, arXiv 2002.05202).
-void gated_backward(const float* gate_up, const float* grad, float* out, int64_t rows, int64_t width, int threads) {
+void swiglu_backward(const float* gate_up, const float* grad, float* out, int64_t rows, int64_t width, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > kWorthThreads)
   for (int64_t row = 0; row < rows; ++row) {
     const float *gates = gate_up + row * 2 * width, *ups = gates + width, *g = grad + row * width;
     float* to = out + row * 2 * width;
     for (int64_t j = 0; j < width; j += kLanes) {
       const Floats gate = part(gates, j, width), some = part(g, j, width), open = sigmoid(gate), passed = gate * open;
-      keep(some * part(ups, j, width) * (open + passed * (1.0f - open)), to, j, width);
-      keep(some * passed, to + width, j, width);
+      store(some * part(ups, j, width) * (open + passed * (1.0f - open)), to, j, width);
+      store(some * passed, to + width, j, width);
     }
   }
 }
 
 // joined[tokens, queries + 2 * keys, dim]; rotations[tokens, dim / 2] complex; q[tokens, queries, dim]; k, v[tokens,
 // keys, dim] (Su et al. 2021, arXiv 2104.09864; pairs are neighbours).
-void turned_apart(float* joined, const float* rotations, float* q, float* k, float* v, int64_t tokens, int64_t queries,
-                  int64_t keys, int64_t dim, int threads) {
-  turned<false>(joined, rotations, q, k, v, tokens, queries, keys, dim, threads);
+void rope_split(float* joined, const float* rotations, float* q, float* k, float* v, int64_t tokens, int64_t queries,
+                int64_t keys, int64_t dim, int threads) {
+  rope<false>(joined, rotations, q, k, v, tokens, queries, keys, dim, threads);
 }
-void turned_together(float* joined, const float* rotations, float* q, float* k, float* v, int64_t tokens,
-                     int64_t queries, int64_t keys, int64_t dim, int threads) {
-  turned<true>(joined, rotations, q, k, v, tokens, queries, keys, dim, threads);
+void rope_join(float* joined, const float* rotations, float* q, float* k, float* v, int64_t tokens,
+               int64_t queries, int64_t keys, int64_t dim, int threads) {
+  rope<true>(joined, rotations, q, k, v, tokens, queries, keys, dim, threads);
 }
 }

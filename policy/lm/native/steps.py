@@ -33,19 +33,19 @@ _KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 _OF_KIND = {
     "attend": [_POINTER, _NUMBER, *[_POINTER] * 4, *[_NUMBER] * 5, ctypes.c_int],
-    "norm": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_float, ctypes.c_int],
-    "gated": [*[_POINTER] * 2, *[_NUMBER] * 2, ctypes.c_int],
-    "keep": [*[_POINTER] * 6, *[_NUMBER] * 5, ctypes.c_int],
+    "rms_norm": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_float, ctypes.c_int],
+    "swiglu": [*[_POINTER] * 2, *[_NUMBER] * 2, ctypes.c_int],
+    "rope_and_store": [*[_POINTER] * 6, *[_NUMBER] * 5, ctypes.c_int],
 }
 _ARGUMENTS = {f"{name}_{kind}": given for name, given in _OF_KIND.items() for kind in _KINDS.values()}
 _ARGUMENTS |= {
     "tree_attention": [*[_POINTER] * 7, *[_NUMBER] * 4, ctypes.c_int],
     "tree_attention_backward": [*[_POINTER] * 11, *[_NUMBER] * 5, ctypes.c_int],
-    "normed": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_float, ctypes.c_int],
-    "normed_backward": [*[_POINTER] * 4, *[_NUMBER] * 2, ctypes.c_int],
-    "gated_backward": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_int],
-    "turned_apart": [*[_POINTER] * 5, *[_NUMBER] * 4, ctypes.c_int],
-    "turned_together": [*[_POINTER] * 5, *[_NUMBER] * 4, ctypes.c_int],
+    "rms_norm": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_float, ctypes.c_int],
+    "rms_norm_backward": [*[_POINTER] * 4, *[_NUMBER] * 2, ctypes.c_int],
+    "swiglu_backward": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_int],
+    "rope_split": [*[_POINTER] * 5, *[_NUMBER] * 4, ctypes.c_int],
+    "rope_join": [*[_POINTER] * 5, *[_NUMBER] * 4, ctypes.c_int],
 }
 # In bf16, longer blocks are left to torch, which multiplies matrices where processors have instructions for them.
 MOST_TOKENS = {torch.float32: 1 << 30, torch.bfloat16: 32}
@@ -82,26 +82,26 @@ class NativeLayers:
     """What a Llama-like decoder computes between its matrix products, each in one pass; in fp32, rounded once."""
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self._norm, self._gated, self._keep = (
-            getattr(library, f"{name}_{_KINDS[dtype]}") for name in ("norm", "gated", "keep")
+        self._rms_norm, self._swiglu, self._rope_and_store = (
+            getattr(library, f"{name}_{_KINDS[dtype]}") for name in ("rms_norm", "swiglu", "rope_and_store")
         )
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMS norm of ``[n, width]``, as ``torch.nn.functional.rms_norm``."""
         x = x.contiguous()
         out = torch.empty_like(x)
-        self._norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, eps, torch.get_num_threads())
+        self._rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, eps, torch.get_num_threads())
         return out
 
-    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * up`` of ``[n, 2 * width]``: ``[n, width]``."""
         n, width = len(gate_up), gate_up.shape[1] // 2
         gate_up = gate_up.contiguous()
         out = gate_up.new_empty(n, width)
-        self._gated(gate_up.data_ptr(), out.data_ptr(), n, width, torch.get_num_threads())
+        self._swiglu(gate_up.data_ptr(), out.data_ptr(), n, width, torch.get_num_threads())
         return out
 
-    def keep(
+    def rope_and_store(
         self,
         joined: torch.Tensor,
         rotations: torch.Tensor,
@@ -120,7 +120,7 @@ class NativeLayers:
         """
         n, all_heads, dim = joined.shape
         _, heads, time, _ = keys.shape
-        self._keep(
+        self._rope_and_store(
             joined.data_ptr(), rotations.data_ptr(), slots.ctypes.data, positions.ctypes.data, keys.data_ptr(),
             values.data_ptr(), n, all_heads - 2 * heads, heads, dim, time, torch.get_num_threads(),
         )  # fmt: skip
@@ -244,33 +244,33 @@ class NativeTraining:
         )  # fmt: skip
         return grads
 
-    def normed(self, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def rms_norm(self, x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """``[..., width]`` over its root mean square, and the factors ``[..., 1]``."""
         y, scales = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
-        self._library.normed(*_pointers(x, y, scales), scales.numel(), x.shape[-1], eps, torch.get_num_threads())
+        self._library.rms_norm(*_pointers(x, y, scales), scales.numel(), x.shape[-1], eps, torch.get_num_threads())
         return y, scales
 
-    def normed_backward(self, grad: Tensor, y: Tensor, scales: Tensor) -> Tensor:
-        """The gradient of ``normed``."""
+    def rms_norm_backward(self, grad: Tensor, y: Tensor, scales: Tensor) -> Tensor:
+        """The gradient of ``rms_norm``."""
         out = torch.empty_like(y)
         given = _pointers(grad, y, scales, out)
-        self._library.normed_backward(*given, scales.numel(), y.shape[-1], torch.get_num_threads())
+        self._library.rms_norm_backward(*given, scales.numel(), y.shape[-1], torch.get_num_threads())
         return out
 
-    def gated(self, gate_up: Tensor) -> Tensor:
+    def swiglu(self, gate_up: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``[n, 2 * width]``."""
         n, width = len(gate_up), gate_up.shape[1] // 2
         out = gate_up.new_empty(n, width)
-        self._library.gated_float32(*_pointers(gate_up, out), n, width, torch.get_num_threads())
+        self._library.swiglu_float32(*_pointers(gate_up, out), n, width, torch.get_num_threads())
         return out
 
-    def gated_backward(self, gate_up: Tensor, grad: Tensor) -> Tensor:
-        """The gradient of ``gated``."""
+    def swiglu_backward(self, gate_up: Tensor, grad: Tensor) -> Tensor:
+        """The gradient of ``swiglu``."""
         out = torch.empty_like(gate_up)
-        self._library.gated_backward(*_pointers(gate_up, grad, out), *grad.shape, torch.get_num_threads())
+        self._library.swiglu_backward(*_pointers(gate_up, grad, out), *grad.shape, torch.get_num_threads())
         return out
 
-    def turned(self, joined: Tensor, rotation: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def rope(self, joined: Tensor, rotation: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys, rotated, and values of ``[n, head, dim]``.
 
         Args:
@@ -279,14 +279,14 @@ class NativeTraining:
         """
         n, _, dim = joined.shape
         q, k, v = (joined.new_empty(n, heads, dim) for heads in counts)
-        self._turn(self._library.turned_apart, joined, rotation, (q, k, v))
+        self._turn(self._library.rope_split, joined, rotation, (q, k, v))
         return q, k, v
 
-    def turned_backward(self, grads: tuple[Tensor, Tensor, Tensor], rotation: Tensor) -> Tensor:
-        """The gradient of ``turned``."""
+    def rope_backward(self, grads: tuple[Tensor, Tensor, Tensor], rotation: Tensor) -> Tensor:
+        """The gradient of ``rope``."""
         n, _, dim = grads[0].shape
         joined = rotation.real.new_empty(n, sum(grad.shape[1] for grad in grads), dim)
-        self._turn(self._library.turned_together, joined, rotation, grads)
+        self._turn(self._library.rope_join, joined, rotation, grads)
         return joined
 
     def _turn(

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from imagination.commands import reflect as stage
-from imagination.commands.reflect import Asked
+from imagination.commands.reflect import Alternatives
 from imagination.data.augmentation import with_reflections
 from imagination.rollout.dream_env import Guard
 from imagination.runs.progress_bar import Bar
@@ -39,7 +39,7 @@ def ask(world: Table, proposals: Sequence[Sequence[str]]) -> tuple[list[list[tup
     async def propose(episode: Trajectory, k: int) -> Sequence[str]:
         return proposals[k]
 
-    asked = Asked(world, Guard(0.5, 0.9), propose, 0, Bar("reflect", 1))
+    asked = Alternatives(world, Guard(0.5, 0.9), propose, 0, Bar("reflect", 1))
     return asyncio.run(asked.others(EXPERT)), dict(asked.counts)
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from imagination.commands.collect import collect
 from imagination.evaluation.costs import real_costs, spent_before
+from imagination.rollout.play import Span
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.spans import Span
 from imagination.runs.worlds import check_world
 from imagination.settings import Config, UserError
 from real_envs.env import StepResult, Task

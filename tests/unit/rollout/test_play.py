@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from imagination.rollout.play import Episode, Provenance, Watch, note_broken, plan, play, play_all, replay_all
+from imagination.rollout.play import Episode, Provenance, note_broken, plan, play, play_all, replay_all
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory, Turn
@@ -295,7 +295,7 @@ def test_play_all_keeps_the_order_and_bounds_the_open_worlds(concurrency: int) -
     """In another order, group and reward of an episode would be those of its neighbour; more open worlds than asked for
     would overload simulators and their licences. One that breaks costs only its own episode."""
     worlds, done = Counted(), []
-    found = asyncio.run(play_all(episodes(), worlds, Player(), REAL, 20, concurrency, Watch(done.append)))
+    found = asyncio.run(play_all(episodes(), worlds, Player(), REAL, 20, concurrency, done.append))
     assert [t.id for t in found] == [f"e{i}" for i in range(8)]
     assert [t.start for t in found if not t.stop.is_failure] == [f"t{i}/{s}" for i, s in enumerate(SEEDS) if s != 13]
     assert [len(t.turns) for t in found] == [9, 1, 5, 0, 2, 2, 7, 1]

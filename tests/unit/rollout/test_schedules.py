@@ -14,7 +14,7 @@ from imagination.rollout.schedules import (
     check_horizon,
     check_share,
     longest_turns,
-    most,
+    max_value,
     real_groups,
     share_at,
     turns_at,
@@ -32,7 +32,7 @@ def test_a_share_goes_in_straight_lines_from_point_to_point() -> None:
     by_hand = [0.5, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1, 0.9, 0.9]
     assert [share_at(u, POINTS) for u in range(11)] == pytest.approx(by_hand)
     assert share_at(3, 0.25) == share_at(3, [[0, 0.25]]) == 0.25
-    assert (most(POINTS), most(0.25)) == (0.9, 0.25)
+    assert (max_value(POINTS), max_value(0.25)) == (0.9, 0.25)
 
 
 def test_a_share_may_go_as_noise_does_in_zerosearch() -> None:

@@ -148,7 +148,7 @@ class LlamaDecoder:
                 self._rotate(joined[:, : self.heads + self.kv_heads], rotation)
                 self.cache.write(index, rows, joined[:, self.heads :])
             else:
-                self._native.keep(joined, self._rotation, of_token, positions, keys, values)
+                self._native.rope_and_store(joined, self._rotation, of_token, positions, keys, values)
             if not len(feed.wanted) and index == last:
                 return x[:0]  # a piece of a long prompt
             if index == last and len(feed.wanted) < len(feed.tokens) and not feed.canvas:
@@ -157,7 +157,7 @@ class LlamaDecoder:
                 blocks = _only(feed, positions, self.heads // self.kv_heads, self.cache)
             seen = blocks.attend(q, keys, values)
             x = linear_onto(x, seen.flatten(1), layer.out)
-            x = linear_onto(x, self._gated(linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down)
+            x = linear_onto(x, self._swiglu(linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down)
         if len(feed.wanted) < len(x):
             x = x[torch.from_numpy(feed.wanted).to(device)]
         return self._norm(x, self._final_norm)
@@ -182,7 +182,7 @@ class LlamaDecoder:
             else:
                 seen = attention(q.unflatten(0, (slots, width)), keys, values, mask).flatten(0, 1)
             x = linear_onto(x, seen.flatten(1), layer.out)
-            x = linear_onto(x, self._gated(linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down)
+            x = linear_onto(x, self._swiglu(linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down)
         return self._norm(x, self._final_norm)
 
     def _qkv(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
@@ -203,12 +203,12 @@ class LlamaDecoder:
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self._native is not None:
-            return self._native.norm(x, weight, self.eps)
+            return self._native.rms_norm(x, weight, self.eps)
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
 
-    def _gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def _swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         if self._native is not None:
-            return self._native.gated(gate_up)
+            return self._native.swiglu(gate_up)
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
 

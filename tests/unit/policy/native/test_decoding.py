@@ -113,12 +113,12 @@ def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.T
 
 def check_norm(dtype: torch.dtype, width: int, tolerance: float) -> None:
     x, weight = random((7, width), dtype), random((width,), dtype, 1)
-    got = layers(dtype).norm(x, weight, 1e-5)
+    got = layers(dtype).rms_norm(x, weight, 1e-5)
     wide = x.double()
     expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
     x[3, 2] = torch.nan
-    broken = layers(dtype).norm(x, weight, 1e-5)
+    broken = layers(dtype).rms_norm(x, weight, 1e-5)
     assert broken[3].isnan().all()
     assert torch.equal(broken[4:], got[4:])
 
@@ -127,7 +127,7 @@ def check_gate(dtype: torch.dtype, width: int, tolerance: float) -> None:
     gate_up = random((7, 2 * width), dtype)
     gate_up[2, :4] = torch.tensor([200.0, -200.0, 0.0, torch.nan], dtype=dtype)
     gate, up = gate_up.double().chunk(2, -1)
-    got = layers(dtype).gated(gate_up)
+    got = layers(dtype).swiglu(gate_up)
     torch.testing.assert_close(got.double(), gate * gate.sigmoid() * up, rtol=tolerance, atol=tolerance, equal_nan=True)
     assert got.isnan().sum() == 1
 
@@ -137,7 +137,7 @@ def check_places(dim: int, dtype: torch.dtype, tolerance: float) -> None:
     joined, angles = random((3, 2 * 2 + 2 * 2, dim), dtype), random((9, dim // 2), torch.float32, 1)
     before, kv = joined.clone(), torch.full((2, 4, 2, 9, dim), 1e4, dtype=dtype)
     slots, positions = np.array([3, 0, 3]), np.array([8, 0, 2])
-    layers(dtype).keep(joined, torch.polar(torch.ones_like(angles), angles), slots, positions, kv[0], kv[1])
+    layers(dtype).rope_and_store(joined, torch.polar(torch.ones_like(angles), angles), slots, positions, kv[0], kv[1])
     a, b = before[:, :6].double().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = (f(angles[positions].double())[:, None] for f in (torch.cos, torch.sin))
     expected = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
@@ -157,7 +157,7 @@ def check_rounding() -> None:
     for more in (0.0, 2**-8 - 2**-16, 2**-8, 2**-8 + 2**-16):  # half of what lies between two of the numbers is 2^-8
         joined[0, 0, ::2], joined[0, 0, 1::2] = numbers, 1.0
         rotations = torch.full((1, len(numbers)), complex(1.0, -more))  # a number becomes itself and 1 * more
-        layers(torch.bfloat16).keep(joined, rotations, where, where, kv[0], kv[1])
+        layers(torch.bfloat16).rope_and_store(joined, rotations, where, where, kv[0], kv[1])
         torch.testing.assert_close(
             joined[0, 0, ::2], (numbers.float() + more).bfloat16(), rtol=0, atol=0, equal_nan=True
         )

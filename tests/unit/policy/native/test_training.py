@@ -166,7 +166,7 @@ def test_nan_stays_in_its_branch(where: int) -> None:
 def test_training_in_fp32_goes_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or nobody would notice if it went the slow one."""
     asked: list[str] = []
-    for name in ("attention", "attention_backward", "normed", "gated", "turned"):
+    for name in ("attention", "attention_backward", "rms_norm", "swiglu", "rope"):
         own = getattr(NativeTraining, name)
         monkeypatch.setattr(NativeTraining, name, lambda *a, _f=own, _n=name: (asked.append(_n), _f(*a))[1])
     torch.manual_seed(0)
@@ -178,9 +178,9 @@ def test_training_in_fp32_goes_this_way(monkeypatch: pytest.MonkeyPatch) -> None
     assert {name: asked.count(name) for name in set(asked)} == {
         "attention": 2,
         "attention_backward": 2,
-        "normed": 5,
-        "gated": 2,
-        "turned": 2,
+        "rms_norm": 5,
+        "swiglu": 2,
+        "rope": 2,
     }
 
 
