@@ -412,6 +412,13 @@ def test_lists_of_completions_are_rollouts_each_with_its_reward(tmp_path: Path) 
     ]
 
 
+def test_a_prompt_of_as_many_messages_as_there_are_rollouts_is_that_of_each(tmp_path: Path) -> None:
+    prompt = [{"role": "system", "content": "S"}, user("Q")]
+    record = {"prompt": prompt, "completion": [[agent("a")], [agent("b")]], "reward": [1.0, 0.0]}
+    episodes, _ = items(write(tmp_path / "a.json", record))
+    assert [(one.start, one.turns[0].reward) for one in episodes] == [("S\n\nQ", 1.0), ("S\n\nQ", 0.0)]
+
+
 def test_a_trial_of_harbor_has_its_reward_in_the_result_beside_it(tmp_path: Path) -> None:
     acted = [{"step_id": 1, "source": "user", "message": "Go."}, {"step_id": 2, "source": "agent", "message": "Done."}]
     (tmp_path / "agent").mkdir()
