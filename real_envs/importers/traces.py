@@ -74,8 +74,10 @@ class Traces(Format):
                     continue
                 key = (span.trace, span.id) if span.id else len(spans)
                 again, before = "earlier version of a call", spans.get(key)
-                if before and {"body", "events"} <= value.keys():  # log records of one call in several batches
+                logs = {"body", "events"} <= value.keys()  # of one call in several batches, or sent twice
+                if before and logs and (before.asked, before.answered) != (span.asked, span.answered):
                     span.asked, span.answered = before.asked + span.asked, before.answered + span.answered
+                    span.left_out += before.left_out
                 elif before:
                     span.left_out[again] += 1 + before.left_out[again]
                 spans[key] = span

@@ -59,6 +59,10 @@ def test_log_records_that_are_a_message_each_are_one_call_and_other_choices_are_
     batches = [{"resourceLogs": [{"scopeLogs": [{"logRecords": [log]}]}]} for log in logs[:4]]
     episode = only_of(tmp_path, *batches, name="logs.jsonl")
     assert (episode.start, steps(episode), left_out(episode)) == ("Where is it?", STEPS, {})
+    again = {"earlier version of a call": 1}
+    whole = {"resourceLogs": [{"scopeLogs": [{"logRecords": logs[:4]}]}]}
+    episode = only_of(tmp_path, whole, whole, name="logs.jsonl")
+    assert (episode.start, steps(episode), left_out(episode)) == ("Where is it?", STEPS, again)
 
 
 def test_of_several_choices_of_a_call_the_first_is_read(tmp_path: Path) -> None:
