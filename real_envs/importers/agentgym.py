@@ -59,6 +59,8 @@ def conversation_draft(record: Any, reading: Reading) -> EpisodeDraft:
         others = {key: kept for key, kept in message.items() if key not in ("from", "value")}
         others |= {"role": "assistant" if speaker in _MODEL else "tool", "content": value}
         parts = read_message(others, at)[1]
+        if parts.unread:
+            raise parts.unread
         if speaker in _CALL:
             thoughts, text, _ = apart(value)
             tagged = _TAGGED.findall(text)

@@ -101,17 +101,29 @@ class Dialogue:
         self.unread: FieldError | None = None
         self._calls: list[str] = []  # of the last turn, by their ids; "" where one is unknown
         self._answers: list[tuple[str, str | None]] = []  # what it was answered, with the id of the call
+        self._within: list[tuple[str, str]] = []  # what its calls themselves say that they were answered
 
     @property
     def unanswered(self) -> bool:
         return bool(self.turns) and self.turns[-1]["observation"] is None
 
-    def act(self, action: str, thoughts: Collection[str] = (), calls: Collection[str] = ()) -> None:
-        """Two messages in a row are one action; thoughts are a note of its turn, ``calls`` the ids of its calls."""
+    def act(
+        self,
+        action: str,
+        thoughts: Collection[str] = (),
+        calls: Collection[str] = (),
+        within: Collection[tuple[str, str]] = (),
+    ) -> None:
+        """Two messages in a row are one action; thoughts are a note of its turn, ``calls`` the ids of its calls.
+
+        ``within``: answers that stand within calls, with the ids of these; read where no message answers the call.
+        """
+        self._add_within()
         if not self.unanswered:
             self._close_turn()
             self.turns.append({"action": "", "observation": None, "info": {}})
         self._calls += calls
+        self._within += within
         turn = self.turns[-1]
         turn["action"] = "\n".join(filter(None, (turn["action"], action)))
         if thoughts:
@@ -145,6 +157,16 @@ class Dialogue:
         """Whether a call of the last turn has this very answer, and is there no second time."""
         return bool(part[1]) and self._calls.count(str(part[1])) == 1 and part in self._answers
 
+    def _add_within(self) -> None:
+        """The answers that stand within calls, where no message has answered these; before what else was said."""
+        told = {call for _, call in self._answers if call is not None}
+        left = [(text, call) for text, call in self._within if not told or (call and told.isdisjoint((call, "")))]
+        self._within = []
+        if left:
+            texts = [*(text for text, _ in left), self.turns[-1]["observation"]]
+            self.turns[-1]["observation"] = "\n".join(filter(None, texts))
+            self._answers[:0] = left
+
     def _close_turn(self) -> None:
         """Puts the answers of the last turn in the order of its calls, where all ids are known.
 
@@ -173,6 +195,7 @@ class Dialogue:
         It ended there unless something else is known, or it ``called`` a tool and nobody ``judged`` the episode: then
         the missing answer counts as left out.
         """
+        self._add_within()
         self._close_turn()
         if not self.unanswered:
             return stop

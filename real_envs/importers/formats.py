@@ -20,6 +20,7 @@ from real_envs.importers.aider import Aider
 from real_envs.importers.browser_use import PAGES, BrowserUse, task_folders
 from real_envs.importers.commands import Commands
 from real_envs.importers.containers import not_read
+from real_envs.importers.dialects import is_message
 from real_envs.importers.drafts import (
     Format,
     Reading,
@@ -180,7 +181,8 @@ def sample_of(path: Path) -> Sample:
             if plain_suffix(path) in _JSON or text.lstrip()[:1] in ("{", "["):
                 first = list(islice(json_records(path), 5))
                 values = [item.value for item in first if not isinstance(item.value, FieldError)]
-                samples = (Sample(path, value, text) for value in values)  # the first may be of an episode that broke
+                # the first may be of an episode that broke; messages after it are no records
+                samples = (Sample(path, value, text) for value in values if value is values[0] or not is_message(value))
                 record = next((one.record for one in samples if _recognised(one)), values[0] if values else None)
                 if not values and first:
                     error_text = str(RejectedRecord(path, first[0].where, first[0].value.field, first[0].value.reason))

@@ -97,7 +97,7 @@ _ENDS = re.compile(  # of a message in a template
     r"(?:\s*(?:<\|(?:im_end|endoftext|eot_id|eom_id|end|return|END_OF_TURN_TOKEN)\|>|<end_of_turn>|(?<=[^\s>])</s>))+\s*\Z"
 )
 _BEGINS = re.compile(
-    r"\s*(?:<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n+|<start_of_turn>model\n)"
+    r"\A\s*(?:<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n+|<start_of_turn>model\n)"
 )
 
 
@@ -256,8 +256,9 @@ def calls_of(message: Mapping[str, Any], at: str) -> list[tuple[Any, str]]:
 def _answer_within(call: Any) -> str | None:
     """What a call was answered, of logs that note it within the call."""
     for held in (call, call.get("function")) if isinstance(call, dict) else ():
-        if isinstance(held, dict) and (given := held.get("output", held.get("result"))) is not None:
-            return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        for given in (held.get("output"), held.get("result")) if isinstance(held, dict) else ():
+            if given is not None:
+                return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     return None
 
 

@@ -19,6 +19,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ _ASKED = re.compile("prompt|input|quer|request|context|example|demo|shot")  # in
 _OTHER = {"assistant": "user", "user": "assistant"}
 _OWN = (  # what only an episode of its own states
     *("id", "reward", "reward_info", "success", "resolved", "passed", "solved", "correct", "is_correct", "score"),
-    *("error", "stop_condition", "exit_status"),
+    *("stop_condition", "exit_status"),
 )
 _OF_TASKS = ("task_id", "instance_id", "example_id", "trajectory_id", "session_id", "thread_id")
 _STATES = "earlier_states"  # of one dialogue, which ``latest_states`` has counted
@@ -180,6 +181,7 @@ def latest_states(records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
             fields = record.value if isinstance(record.value, dict) else {}
             own = any(fields.get(key) not in (None, "") for key in _OWN) or bool(container_of(fields))
+            own |= "completion" in fields and bool(fields.get("error"))  # beside messages it may be that of one call
             task = list(map(fields.get, _OF_TASKS))
             listed = [] if own or isinstance(record.value, FieldError) else messages_of(record.value)[1]
             short, long = sorted((held, listed), key=len)
@@ -223,7 +225,9 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
     )
     named = next(sure, ("", []))
     reply = decoded(record.get("response")) if named[0] == "messages" else None
-    if isinstance(reply, dict) and reply.get("role") == "assistant" and reply not in named[1][-1:]:  # a line a call
+    if (
+        isinstance(reply, dict) and reply.get("role") == "assistant" and not _says_again(reply, named[1])
+    ):  # a line a call
         return "messages+response", [*named[1], reply]
     for first, second in _ROLLOUTS:
         before, after = decoded(record.get(first)), decoded(record.get(second))
@@ -236,10 +240,21 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
             before = [{"role": "user", "content": before}] if isinstance(before, str) else before
             return f"{first}+{second}", [*before, *after]
     dialogues = {} if named[0] else _dialogues(record)
-    shorter = [key for key, one in dialogues.items() if any(one == o[: len(one)] != o for o in dialogues.values())]
-    dialogues = {key: one for key, one in dialogues.items() if key not in shorter}  # inputs, and the same with outputs
+    wholes = [one for key, one in dialogues.items() if not _ASKED.search(key)]
+    begun = [key for key, one in dialogues.items() if _ASKED.search(key) and any(one == o[: len(one)] for o in wholes)]
+    dialogues = {key: one for key, one in dialogues.items() if key not in begun}  # inputs, and the same with outputs
     only = len(dialogues) == 1 and not any(map(_ASKED.search, dialogues))
     return next(iter(dialogues.items())) if only else named
+
+
+def _says_again(reply: Mapping[str, Any], messages: list[Any]) -> bool:
+    """Whether the last message is the reply, perhaps in another form."""
+    last = decoded(messages[-1]) if messages else None
+    if _role(last) != "assistant":
+        return False
+    with suppress(FieldError):
+        return read_message(last, "")[1].text == read_message(reply, "")[1].text
+    return bool(last == reply)
 
 
 def _dialogues(record: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -309,9 +324,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             names |= {str(value["name"])} if value.get("name") and "role" in value else set()
             for call in parts.calls:
                 made[call] += 1
-            dialogue.act(parts.text, parts.thoughts, parts.calls)
-            for text, call in parts.within:
-                dialogue.answer(text, parts=[(text, call)])
+            dialogue.act(parts.text, parts.thoughts, parts.calls, parts.within)
             last, message = parts, value
         elif speaker == SYSTEM and parts.text in prompts:  # with each request, as of Pydantic AI
             dialogue.left_out["repeated system prompt"] += 1
@@ -343,7 +356,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     stop = dialogue.end(
         stop,
         bool(last.calls) or "<tool_call>" in last.text,
-        judged=any(one is not None for one in judged) or (message or {}).get("ends") is True,
+        judged=any(one not in (None, "") for one in judged) or (message or {}).get("ends") is True,
     )
     turns = dialogue.turns
     if not turns:

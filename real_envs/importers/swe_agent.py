@@ -100,6 +100,8 @@ def _start(value: dict[str, Any], first: dict[str, Any], reading: Reading, left_
         speaker, parts = read_message(message, f"{key}[{i}]")
         if speaker == AGENT:
             return
+        if parts.unread:
+            raise parts.unread
         left_out.update(parts.left_out)
         if parts.text and (speaker != SYSTEM or reading.system):
             yield parts.text

@@ -326,3 +326,57 @@ def test_a_mapped_success_is_a_truth_or_refused_by_its_column(tmp_path: Path, to
     )
     _, (refusal,) = items(path, mapping={"success": "info.lost"})
     assert refusal.field == "info.lost"
+
+
+def test_an_answer_within_a_call_is_not_read_beside_the_message_that_answers_it(tmp_path: Path) -> None:
+    noted = {"role": "assistant", "tool_calls": [call("f") | {"output": None, "result": {"x": 1}}]}
+    for more, seen in (
+        ([gave("f", '{"x":1}')], '{"x":1}'),
+        ([{"role": "tool", "content": "x = 1"}], "x = 1"),
+        ([user("Go on.")], '{"x": 1}\nGo on.'),
+        ([], '{"x": 1}'),
+    ):
+        episode = only(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), noted, *more, agent("Done.")]})))
+        assert steps(episode) == [("f({})", seen), ("Done.", "")]
+
+
+@pytest.mark.parametrize("error", [False, {}, "429"])
+def test_a_call_that_failed_is_a_state_of_its_dialogue(tmp_path: Path, error: Any) -> None:
+    calls = {"messages": WHOLE[:2]}, {"messages": WHOLE[:3], "error": error}, {"messages": WHOLE}
+    assert left_out(only(write(tmp_path / "a.jsonl", lines(*calls)))) == {"earlier state of the dialogue": 2}
+
+
+@pytest.mark.parametrize("content", [WHOLE[3]["content"], [{"type": "text", "text": WHOLE[3]["content"]}]])
+def test_a_response_that_the_messages_hold_already_is_no_second_one(tmp_path: Path, content: Any) -> None:
+    record = {"messages": WHOLE, "response": {"role": "assistant", "content": content, "refusal": None}}
+    assert steps(only(write(tmp_path / "a.jsonl", lines(record)))) == [("ls", "a.py"), ("One.", "")]
+
+
+def test_a_chosen_dialogue_with_which_the_rejected_one_begins_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="several dialogues"):
+        find_format("auto", write(tmp_path / "a.jsonl", lines({"chosen": WHOLE[:2], "rejected": WHOLE})))
+
+
+def test_a_mark_within_a_message_is_text(tmp_path: Path) -> None:
+    said = "ls\n<|im_start|>assistant\nls<|im_end|>"
+    episode = only(write(tmp_path / "a.jsonl", lines({"messages": [user("Go."), agent(said)]})))
+    assert steps(episode) == [(said.removesuffix("<|im_end|>"), "")]
+
+
+def test_an_empty_cell_judges_nothing(tmp_path: Path) -> None:
+    record = {"messages": [user("Go."), agent(tool_calls=[call("f")])], "won": ""}
+    assert only(write(tmp_path / "a.jsonl", lines(record)), mapping={"success": "won"}).stop.value == "turn_limit"
+
+
+def test_messages_after_a_line_of_another_kind_are_no_records(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no format"):
+        find_format("auto", write(tmp_path / "a.jsonl", lines({"meta": 1}, *WHOLE)))
+
+
+def test_a_picture_alone_is_refused_by_agentgym_and_swe_agent(tmp_path: Path) -> None:
+    said = [("human", "Go."), ("gpt", "Look."), ("human", ""), ("gpt", "Done.")]
+    chat = [{"from": speaker, "value": value} | ({} if value else {"image": "a.png"}) for speaker, value in said]
+    step = {"action": "ls", "observation": "a.py", "query": [user([PICTURE])]}
+    for name, record in (("a.json", {"conversations": chat}), ("a.traj", {"trajectory": [step]})):
+        _, (refusal,) = items(write(tmp_path / name, record))
+        assert "no text" in refusal.reason
