@@ -22,6 +22,7 @@ from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
+from real_envs.trajectory import StopReason
 from real_envs.worlds.generated import (
     Game,
     GeneratedWorld,
@@ -169,6 +170,8 @@ class TextWorldExpress(GeneratedWorld):
                 try:
                     text = start(task)
                 except EnvFailure as failure:
+                    if failure.reason is StopReason.ENV_TIMEOUT:  # or a slow machine would draw other games
+                        raise
                     in_a_row += 1
                     if in_a_row < _REFUSED:
                         return None

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from real_envs.env import Task
+from real_envs.env import EnvFailure, Task
 from real_envs.scripted_agents import ScriptedAgent, expert, noisy
+from real_envs.trajectory import StopReason
 from real_envs.worker_pool import PooledTasks
 from real_envs.worlds import textworld_express
 from real_envs.worlds.textworld_express import (
@@ -154,3 +156,14 @@ def test_parameters_that_contradict_each_other_are_passed_over_or_refused_in_a_l
         lambda: tasks(tmp_path / "none", counts, game="mapreader", params=params.format(8)),
         "mapreader cannot be made", "No locations could be found that distance apart",
     )  # fmt: skip
+
+
+def test_a_game_that_takes_too_long_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a slow machine would draw other games."""
+
+    def late(task: Task) -> str:
+        raise EnvFailure(StopReason.ENV_TIMEOUT, "reset took longer than 60 s")
+
+    monkeypatch.setattr(textworld_express, "in_worker", lambda game: nullcontext(late))
+    with pytest.raises(EnvFailure, match="longer"):
+        tasks(tmp_path, {"train": 1})
