@@ -121,10 +121,9 @@ def _group_of(value: Mapping[str, Any]) -> str:
 def _group(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Rollouts, as of Atropos and verifiers, each with its entry of the lists beside them."""
     count = len(value[_group_of(value)])
-    several = {key: given for key, given in value.items() if isinstance(given, list) and not _chat(given)}
-    lists = {
-        key for key, given in several.items() if len(given) == count
-    }  # one dialogue is what all of them begin with
+    # a list of messages is the prompt of all
+    several = ((key, given) for key, given in value.items() if isinstance(given, list) and not _chat(given))
+    lists = {key for key, given in several if len(given) == count}
     for i in range(count):
         yield {key: given[i] if key in lists else given for key, given in value.items() if key != "id" or count == 1}
 

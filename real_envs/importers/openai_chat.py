@@ -58,6 +58,7 @@ _ANSWERED = re.compile(  # what a tool gave, between texts of the model
 )
 # what an agent wrote, and what its program added below it, as CrewAI logs them
 _OBSERVED = re.compile(r"(.*^Action Input:.*)^Observation:[^\S\n]*(.*)\Z", re.DOTALL | re.MULTILINE)
+_TAGGED_CALL = re.compile(r"<tool_call>\s*[{<]")
 _MASKS = ("loss_mask", "response_mask", "completion_mask", "env_mask", "tool_mask")  # 1 where the model wrote a token
 _TEXTS = (*_ROLLOUTS, ("input_prompt", "output_response"))
 _KNOWN = ("task_id", "reward", "success", "user_scenario")
@@ -225,9 +226,8 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
     )
     named = next(sure, ("", []))
     reply = decoded(record.get("response")) if named[0] == "messages" else None
-    if (
-        isinstance(reply, dict) and reply.get("role") == "assistant" and not _says_again(reply, named[1])
-    ):  # a line a call
+    said = isinstance(reply, dict) and reply.get("role") == "assistant"  # of logs with a line a call
+    if said and not _says_again(reply, named[1]):
         return "messages+response", [*named[1], reply]
     for first, second in _ROLLOUTS:
         before, after = decoded(record.get(first)), decoded(record.get(second))
@@ -247,7 +247,7 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
     return next(iter(dialogues.items())) if only else named
 
 
-def _says_again(reply: Mapping[str, Any], messages: list[Any]) -> bool:
+def _says_again(reply: Any, messages: list[Any]) -> bool:
     """Whether the last message is the reply, perhaps in another form."""
     last = decoded(messages[-1]) if messages else None
     if _role(last) != "assistant":
@@ -355,7 +355,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         stop = StopReason.CONTEXT_LIMIT
     stop = dialogue.end(
         stop,
-        bool(last.calls) or "<tool_call>" in last.text,
+        bool(last.calls) or bool(_TAGGED_CALL.search(last.text)),
         judged=any(one not in (None, "") for one in judged) or (message or {}).get("ends") is True,
     )
     turns = dialogue.turns

@@ -238,6 +238,7 @@ def test_a_picture_in_a_message_of_its_own_is_counted_where_its_turn_has_text(tm
         (agent(tool_calls=[call("f")]), {"resolved": 1}, {"success": "resolved"}, "terminated"),
         (agent(tool_calls=[call("f")]), {"resolved": 1}, {}, "turn_limit"),
         (agent('<tool_call>{"name": "f"}</tool_call>'), {}, {}, "turn_limit"),
+        (agent("Write it between <tool_call> tags."), {}, {}, "terminated"),
     ],
 )
 def test_a_last_call_without_an_answer_ends_what_was_judged(
