@@ -284,7 +284,7 @@ def _branches(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     task, agent = (value[key] if isinstance(value.get(key), dict) else {} for key in ("task", "agent"))
     rewards = value["rewards"].values() if isinstance(value.get("rewards"), dict) else []
     scores = [one if isinstance(one, dict) else {"score": one} for one in rewards if one is not None]
-    parts = [(one.get("score"), one.get("weight", 1.0)) for one in scores]
+    parts = [(one["score"], one.get("weight", 1.0)) for one in scores if one.get("score") is not None]
     plain = all(isinstance(number, int | float) and abs(number) < 1e12 for pair in parts for number in pair)
     about = {key: value.get(key) for key in ("id", "stop_condition", "is_truncated", "is_completed", "reward", "error")}
     about |= {"reward": sum(score * weight for score, weight in parts)} if parts and plain else {}

@@ -203,6 +203,7 @@ def test_the_longest_path_of_a_graph_of_verifiers_is_the_rollout(tmp_path: Path)
     [
         ({"rewards": {"right": 1.0, "short": 0.5}}, 1.5, StopReason.TERMINATED),
         ({"rewards": {"right": None}}, None, StopReason.TERMINATED),
+        ({"rewards": {"right": {"score": 1.0}, "short": {"score": None}}}, 1.0, StopReason.TERMINATED),
         ({"errors": [{"type": "E"}], "ok": True}, None, StopReason.TERMINATED),  # of an earlier attempt
         ({"errors": [{"type": "E"}], "ok": False}, None, StopReason.ENV_CRASHED),
         ({"calls": [{"finish_reason": "length"}, {"error": {"type": "E"}}]}, None, StopReason.CONTEXT_LIMIT),
