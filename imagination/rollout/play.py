@@ -266,7 +266,7 @@ class Span:
 
 
 async def timed(work: Awaitable[T]) -> tuple[T, Span]:
-    """What the work came to, and when it was done."""
+    """The result of the work, and from when to when it ran."""
     begin = time.perf_counter()
     result = await work
     return result, Span(begin, time.perf_counter())

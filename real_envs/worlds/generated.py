@@ -165,7 +165,7 @@ def draw_distinct(
 
 
 def share_of_split(items: Sequence[T], split: str, counts: Mapping[str, int]) -> list[T]:
-    """The items of a split: all where it is the held-out one, and no item twice among the others."""
+    """The items of a split: all of them for ``heldout``; the other splits share them, each item in one split."""
     others = [name for name in counts if name != "heldout"]
     return list(items[others.index(split) :: len(others)]) if split in others else list(items)
 
