@@ -65,9 +65,8 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Train:
             seen.updates.append(update(self, index))
             return seen.updates[-1]
 
-        async def watched_play(*arguments: Any) -> list[Trajectory]:
-            *given, watch = arguments
-            played = await play_all(*given, watch._replace(on_done=lambda t: seen.done.append(t.source)))
+        async def watched_play(*given: Any, **watching: Any) -> list[Trajectory]:
+            played = await play_all(*given, **watching, on_done=lambda t: seen.done.append(t.source))
             seen.played.append(played)
             return played
 
