@@ -22,7 +22,6 @@ from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
-from real_envs.trajectory import StopReason
 from real_envs.worlds.generated import (
     Game,
     GeneratedWorld,
@@ -42,7 +41,7 @@ _OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 _NAMED = re.compile(r"(?:take|open|close|read|eat|examine|drop|prepare|slice|dice|chop|cook|put) (?!door )(.+)")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _REFUSED = 8  # games in a row that cannot be made, after which none of these parameters is tried any more
-_WHY = re.compile(r"(?<=Exception: ).+")  # in what Java throws
+_WHY = re.compile(r"(?<=RuntimeException: ).+|(?<=ValueError: ).+")  # what the game says of its parameters
 _TRIES = 30  # seeds drawn for each task, before the game is said to have no more that differ
 
 LANGUAGE = CommandGrammar.of(
@@ -170,15 +169,14 @@ class TextWorldExpress(GeneratedWorld):
                 try:
                     text = start(task)
                 except EnvFailure as failure:
-                    if failure.reason is StopReason.ENV_TIMEOUT:  # or a slow machine would draw other games
+                    why = _WHY.search(str(failure))
+                    if why is None:  # such as a time-out: or a slow machine would draw other games
                         raise
                     in_a_row += 1
                     if in_a_row < _REFUSED:
                         return None
-                    why = _WHY.search(str(failure)) or [str(failure).strip().splitlines()[-1]]
-                    raise UserError(
-                        f"{settings.game} cannot be made with params '{settings.params}': {why[0]}"
-                    ) from None
+                    what = f"{settings.game} cannot be made with params '{settings.params}'"
+                    raise UserError(f"{what}: {why[0]}") from None
                 in_a_row = 0
                 return text
 
