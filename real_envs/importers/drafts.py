@@ -148,7 +148,7 @@ class Dialogue:
                 self._answers.append(part)
         if repeated := before + len(parts) - len(self._answers):
             self.left_out["repeated answer"] += repeated
-            text = "\n".join(filter(None, (said for said, _ in self._answers[before:])))
+            text = "\n".join(filter(None, (answer for answer, _ in self._answers[before:])))
         turn["observation"] = "\n".join(filter(None, (turn["observation"], text)))
         if error:
             turn["info"][f"{LOG}is_error"] = True
@@ -159,8 +159,10 @@ class Dialogue:
 
     def _add_within(self) -> None:
         """The answers that stand within calls, where no message has answered these; before what else was said."""
-        told = {call for _, call in self._answers if call is not None}
-        left = [(text, call) for text, call in self._within if not told or (call and told.isdisjoint((call, "")))]
+        answered = {call for _, call in self._answers if call is not None}
+        left = [
+            (text, call) for text, call in self._within if not answered or (call and answered.isdisjoint((call, "")))
+        ]
         self._within = []
         if left:
             texts = [*(text for text, _ in left), self.turns[-1]["observation"]]

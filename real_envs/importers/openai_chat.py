@@ -226,8 +226,8 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
     )
     named = next(sure, ("", []))
     reply = decoded(record.get("response")) if named[0] == "messages" else None
-    said = isinstance(reply, dict) and reply.get("role") == "assistant"  # of logs with a line a call
-    if said and not _says_again(reply, named[1]):
+    is_reply = isinstance(reply, dict) and reply.get("role") == "assistant"  # of logs with a line a call
+    if is_reply and not _is_last(reply, named[1]):
         return "messages+response", [*named[1], reply]
     for first, second in _ROLLOUTS:
         before, after = decoded(record.get(first)), decoded(record.get(second))
@@ -247,7 +247,7 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
     return next(iter(dialogues.items())) if only else named
 
 
-def _says_again(reply: Any, messages: list[Any]) -> bool:
+def _is_last(reply: Any, messages: list[Any]) -> bool:
     """Whether the last message is the reply, perhaps in another form."""
     last = decoded(messages[-1]) if messages else None
     if _role(last) != "assistant":
