@@ -4,11 +4,12 @@
     python -m tests.benchmarks.rules_table --worlds demo --modes off refuse repair real
     python -m tests.benchmarks.rules_table --worlds textworld --modes true-outcomes true-refusals true-seen true-new
 
-A world is a preset, or the demo's with another game of TextWorldExpress; its held-out tasks are a panel. Each seed
-has one log, one world model, one clone. Its rules are mined from the log and judged on held-back episodes of it; 100
-dreams of the clone a mode, from the beginnings of held-out tasks, say how often turns contradict their own dream; and
-the clone is trained in dreams of each mode (``real``: in the real games; ``true-<part>``: without rules, one part
-answered by the real games, see ``partly_true.py``) by every training seed and then played on the held-out tasks.
+A world is a preset, or the demo's with another game of TextWorldExpress; its held-out tasks are a panel, where there is
+one of that name, or else drawn by the seed. Each seed has one log, one world model, one clone. Its rules are mined from
+the log and judged on held-back episodes of it; 100 dreams of the clone a mode, from the beginnings of held-out tasks,
+say how often turns contradict their own dream; and the clone is trained in dreams of each mode (``real``: in the real
+games; ``true-<part>``: without rules, one part answered by the real games, see ``partly_true.py``) by every training
+seed and then played on the held-out tasks.
 ``sft`` clones all solved episodes of the log instead, by whatever agent, three times as long; ``sft-repair`` goes on
 from there in dreams.
 
@@ -40,7 +41,7 @@ from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config
-from imagination.settings.compose import load_config
+from imagination.settings.compose import config_folder, load_config
 from real_envs.env import Task
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source
@@ -74,6 +75,7 @@ SFT, AFTER_SFT = "sft", "sft-repair"
 TRUE = tuple(f"true-{part}" for part in PARTS)
 ARMS = (AFTER_SFT, *MODES, *TRUE)
 DREAMS = 100
+KEPT = ("heldout_tasks", "dream_success", "stopped_by", "real_steps")
 PART = "rules_part.json"
 
 
@@ -86,8 +88,9 @@ def main() -> int:
 
     def make(world: str, seed: int) -> None:
         own = study.settings_of(world, settings, options.worlds)
-        panel = f"games.panel={PANELS.get(world, world)}"
-        config = load_config([*GAMES.get(world, [f"preset={world}"]), panel, *own, f"seed={seed}"], Config)
+        panel = PANELS.get(world, world)
+        words = [f"games.panel={panel}"] * (config_folder() / "panels" / f"{panel}.json").exists()
+        config = load_config([*GAMES.get(world, [f"preset={world}"]), *words, *own, f"seed={seed}"], Config)
         make_part(config, options.out / world, seed, options.modes, options.training_seeds)
 
     parts = [(f"{w}, seed {s}", partial(make, w, s)) for s in options.seeds for w in options.worlds]
@@ -131,7 +134,7 @@ def make_part(config: Config, folder: Path, seed: int, modes: Sequence[str], tra
                 print(f"{folder.name}, seed {seed}: {name}", flush=True)
                 with _partly_true(mine, run, mode) if mode in TRUE else nullcontext():
                     arm = train_arm(mine, path / SFT if mode == AFTER_SFT else path, path / name)
-                part["arms"][name] = {key: arm[key] for key in ("heldout_tasks", "dream_success", "stopped_by")}
+                part["arms"][name] = {key: arm[key] for key in KEPT}
                 keep()
 
 
