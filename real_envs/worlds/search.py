@@ -280,13 +280,10 @@ class Search(GeneratedWorld):
         searches and pages must lead to it, by the names in the question and on the pages.
         """
         if settings.corpus:
-            raise UserError("questions are composed of a generated corpus alone: leave env.options.corpus empty")
+            raise UserError("questions are composed of a generated corpus alone: set clone.supplements=[] and dream.hindsight=0")
         corpus, engine = make_corpus(settings.entities, settings.corpus_seed), engine_of(settings)
-        holds, turns_by_action, rng = (
-            corpus.holds(),
-            _finding_turns(log),
-            random.Random(derive_seed("search/composed", seed)),
-        )
+        holds, turns_by_action = corpus.holds(), _finding_turns(log)
+        rng = random.Random(derive_seed("search/composed", seed))
         starts, episodes = {episode.start for episode in log}, list[Trajectory]()
         for _ in range(_COMPOSED_TRIES * count):
             question = ask(corpus, holds, "train", rng.randint(settings.min_hops, settings.max_hops), rng)

@@ -142,7 +142,7 @@ def _imitate_solved(config: Config, source: Path, there: Path) -> dict[str, Any]
     """The other thing to do with a log: success on the held-out tasks after longer imitation of all that was solved."""
     mine = deepcopy(config)
     mine.clone.agents, mine.clone.solved_only, mine.clone.steps = [""], True, 3 * config.clone.steps
-    for name in (name for name in ("games", "log", "tokenizer", "models") if (source / name).exists()):
+    for name in (name for name in ("games", "log", "tokenizer", "models", "supplements") if (source / name).exists()):
         shutil.copytree(source / name, there / name, dirs_exist_ok=True)
     known = RunFolder(source, config.seed).summary
     RunFolder(there, config.seed).update(

@@ -44,14 +44,14 @@ def demo(config: Config, folder: Path) -> None:
 
 def run_stages(config: Config, folder: Path) -> None:
     """All stages in order; the finished ones of an interrupted run are kept."""
-    redo = False
-    for number, (name, stage) in enumerate(STAGES.items(), start=1):
+    redo, names = False, [*arms.stages_of(config), "evaluate"]
+    for number, name in enumerate(names, start=1):
         done = RunFolder(folder, config.seed).summary.get("done", {}).get(name)
         redo = redo or done != fingerprint(config, name)
-        title = f"[{number}/{len(STAGES)}] {name.replace('_', ' ')}"
+        title = f"[{number}/{len(names)}] {name.replace('_', ' ')}"
         print(f"{title}: done before" if not redo else title, flush=True)
         if redo:
-            stage(config, folder)
+            STAGES[name](config, folder)
             give_back_memory()
 
 

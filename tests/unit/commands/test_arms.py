@@ -12,6 +12,7 @@ from imagination.commands.experiments import arms
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
+from imagination.settings.compose import load_config
 
 
 @pytest.fixture
@@ -92,3 +93,17 @@ def test_seeds_that_are_kept_with_other_settings_are_named(tmp_path: Path, capsy
     arms.note_kept(config, tmp_path, until="clone")
     printed = capsys.readouterr().out
     assert "seed-1 keeps what was done with other settings: fit world model;" in printed
+
+
+@pytest.mark.parametrize(
+    ("settings", "made"),
+    [
+        ([], []),
+        (["preset=search"], ["relabel"]),
+        (["dream.hindsight=0.5"], ["relabel"]),
+        (["clone.supplements=[hindsight,reflections]"], ["reflect", "relabel"]),
+    ],
+)
+def test_a_whole_run_makes_the_supplements_that_it_reads(settings: list[str], made: list[str]) -> None:
+    config = load_config(settings, Config)
+    assert arms.stages_of(config) == ["collect", "fit_world_model", *made, "clone", "train"]
