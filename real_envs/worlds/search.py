@@ -280,7 +280,9 @@ class Search(GeneratedWorld):
         searches and pages must lead to it, by the names in the question and on the pages.
         """
         if settings.corpus:
-            raise UserError("questions are composed of a generated corpus alone: set clone.supplements=[] and dream.hindsight=0")
+            raise UserError(
+                "questions are composed of a generated corpus alone: set clone.supplements=[] and dream.hindsight=0"
+            )
         corpus, engine = make_corpus(settings.entities, settings.corpus_seed), engine_of(settings)
         holds, turns_by_action = corpus.holds(), _finding_turns(log)
         rng = random.Random(derive_seed("search/composed", seed))
