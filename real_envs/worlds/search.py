@@ -281,7 +281,8 @@ class Search(GeneratedWorld):
         """
         if settings.corpus:
             raise UserError(
-                "questions are composed of a generated corpus alone: set clone.supplements=[] and dream.hindsight=0"
+                "questions are composed of a generated corpus alone, and env.options.corpus is one of your own: set "
+                "clone.supplements=[] and dream.hindsight=0"
             )
         corpus, engine = make_corpus(settings.entities, settings.corpus_seed), engine_of(settings)
         holds, turns_by_action = corpus.holds(), _finding_turns(log)
