@@ -222,9 +222,12 @@ def _rate(found: dict[str, Any] | None) -> str:
 
 
 def _arms(arms: Iterable[dict[str, Any]]) -> str:
-    """The training seeds pooled, and one by one."""
+    """The training seeds pooled, and one by one with the real steps that they took."""
+    arms = list(arms)
     rates = [Proportion.from_json(arm["heldout_tasks"]) for arm in arms]
-    return f"{pooled(rates).cell} ({', '.join(f'{p.rate or 0:.2f}' for p in rates)})" if rates else study.DASH
+    steps = [arm.get("real_steps", {}).get("train", 0) for arm in arms]
+    taken = f"; {', '.join(f'{n:,}' for n in steps)} real steps" if any(steps) else ""
+    return f"{pooled(rates).cell} ({', '.join(f'{p.rate or 0:.2f}' for p in rates)}{taken})" if rates else study.DASH
 
 
 if __name__ == "__main__":

@@ -120,21 +120,15 @@ def hash_of(root: Path, folders: Sequence[str]) -> str:
     return digest.hexdigest()[:12]
 
 
-STAGES = {
-    "collect": collect,
-    "fit_world_model": fit_world_model,
-    "reflect": reflect,
-    "relabel": relabel,
-    "clone": clone,
-    "train": train,
-}
+STAGES = {stage.__name__: stage for stage in (collect, fit_world_model, reflect, relabel, clone, train)}
 SEEDS = (0, 1, 2)
 
 
-def stages_of(config: Config) -> list[str]:
-    """The ``STAGES`` of a whole run in order: supplements are made where the clone or dreams read them."""
+def stages_of(config: Config, until: str = "train") -> list[str]:
+    """The ``STAGES`` of a run in order, up to ``until``: supplements are made where the clone or dreams read them."""
     read = {MADE_BY[name] for name in (*config.clone.supplements, *([HINDSIGHT] if config.dream.hindsight else []))}
-    return [name for name in STAGES if name not in MADE_BY.values() or name in read]
+    names = [name for name in STAGES if name not in MADE_BY.values() or name in read]
+    return names[: names.index(until) + 1]
 
 
 def seed_config(config: Config, seed: int) -> Config:
@@ -161,7 +155,7 @@ def prepared_run(config: Config, folder: Path, seed: int, until: str = "train") 
     A stage that it has finished, with whatever settings, is not done again.
     """
     changed, path = seed_config(config, seed), folder / f"seed-{seed}"
-    for name in _stages(config, until):
+    for name in stages_of(config, until):
         if not RunFolder(path, seed).summary.get("done", {}).get(name):
             print(f"== seed {seed}: {name.replace('_', ' ')}", flush=True)
             STAGES[name](changed, path)
@@ -173,14 +167,9 @@ def note_kept(config: Config, folder: Path, until: str = "train") -> None:
     """Says which stages ``prepared_run`` will keep, although they were done with other settings."""
     for seed in SEEDS:
         changed, path = seed_config(config, seed), folder / f"seed-{seed}"
-        if kept := [name for name in _stages(config, until) if state(changed, path, name) == "other settings"]:
+        if kept := [name for name in stages_of(config, until) if state(changed, path, name) == "other settings"]:
             what = ", ".join(kept).replace("_", " ")
             print(f"note: {path} keeps what was done with other settings: {what}; another run= begins anew", flush=True)
-
-
-def _stages(config: Config, until: str) -> list[str]:
-    names = stages_of(config)
-    return names[: names.index(until) + 1]
 
 
 def fit_beside(config: Config, source: Path, there: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagination.commands.experiments import arms
+from imagination.commands.experiments import arms, demo
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
@@ -107,3 +107,11 @@ def test_seeds_that_are_kept_with_other_settings_are_named(tmp_path: Path, capsy
 def test_a_whole_run_makes_the_supplements_that_it_reads(settings: list[str], made: list[str]) -> None:
     config = load_config(settings, Config)
     assert arms.stages_of(config) == ["collect", "fit_world_model", *made, "clone", "train"]
+
+
+def test_the_demo_makes_them_before_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    for name in demo.STAGES:
+        monkeypatch.setitem(demo.STAGES, name, lambda config, folder, name=name: ran.append(name))
+    demo.run_stages(load_config(["preset=search"], Config), tmp_path)
+    assert ran == ["collect", "fit_world_model", "relabel", "clone", "train", "evaluate"]
