@@ -141,7 +141,7 @@ async def act(
                 bar.count,
             )
             if journal.charged > charged:
-                tries.update(turns)
+                tries.update(list(turns))  # of a mapping, it would add its values
                 wait = _FIRST_WAIT
                 continue
             if journal.played >= set(turns):  # none came to a step, and the world is not to blame

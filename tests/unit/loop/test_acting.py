@@ -43,8 +43,10 @@ class Away:
     async def close(self) -> None: ...
 
 
-def played(tmp_path: Path, world: Away, names: Sequence[str], patience: float) -> tuple[Journal, list[float]]:
-    """Two turns an episode, one episode at a time; and the waits, which take no time here."""
+def played(
+    tmp_path: Path, world: Away, names: Sequence[str], patience: float, turns: int = 2
+) -> tuple[Journal, list[float]]:
+    """So many turns an episode, one episode at a time; and the waits, which take no time here."""
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -58,8 +60,8 @@ def played(tmp_path: Path, world: Away, names: Sequence[str], patience: float) -
             journal,
             episodes,
             world,
-            lambda _: (Replay(("look", "look")), Provenance(Source.REAL)),
-            Limits(Budget(100), 0, 0.0, max_turns=2, workers=1, patience=patience),
+            lambda _: (Replay(("look",) * turns), Provenance(Source.REAL)),
+            Limits(Budget(100), 0, 0.0, max_turns=turns, workers=1, patience=patience),
             sleep,
         )
     )
@@ -86,6 +88,13 @@ def test_an_episode_that_breaks_while_others_are_answered_is_given_up(tmp_path: 
     assert not waits
     assert [t.id for t in journal.episodes()] == ["a"]
     assert journal.charged == 2
+
+
+def test_an_episode_that_broke_while_others_were_answered_is_tried_again(tmp_path: Path) -> None:
+    """However many turns it may have."""
+    journal, waits = played(tmp_path, Away(down=1), ["a", "b"], patience=0, turns=10)
+    assert not waits
+    assert {t.id for t in journal.episodes()} == {"a", "b"}
 
 
 def test_tokens_come_back_from_the_journal(tmp_path: Path) -> None:
