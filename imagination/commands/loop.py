@@ -49,6 +49,7 @@ from imagination.session import Session
 from imagination.settings import Config, UserError
 from real_envs.seeding import derive_seed
 from real_envs.worker_pool import PoolStats, count_apart
+from worldmodel.calibration import FILE as CALIBRATION
 from worldmodel.evaluation.proportions import Proportion, difference_ci95, summarise
 
 _SHORTEST = 2  # turns of an audited horizon
@@ -185,6 +186,7 @@ def _promote(session: Session) -> None:
     changed: dict[str, Any] = {"step": "close" if config.loop.overlap else "improve"}
     if run.summary["loop"]["versions"][-1]["promoted"]:
         promote(run, config.worldmodel.members)
+        _calibrate(session)
         if config.loop.horizon == "audited":
             changed["true_turns"] = true_turns(session)
     shutil.rmtree(run.path / "loop" / "candidate", ignore_errors=True)
@@ -335,14 +337,11 @@ def _train(
     best = max([run.summary.get("best_return", 1.0), *(t.total_reward for t in log.train)])
     nested.update({"world_model_form": run.summary.get("world_model_form", "text"), "best_return": best})
     run.update({"best_return": best})
-    dream, process = config.dream, config.train.process
-    calibrated = dream.min_probability > 0 or dream.on_doubt == "downweight" or process.endswith("probability")
-    if calibrated and run.summary["loop"]["versions"][-1]["version"]:  # version 0 was measured when fitted
-        measure(session)
+    _calibrate(session)
     starts: Mapping[str, Start] | None = None
     if run.origin.exists():  # the run's own tasks: states of the log and, where there is none yet, what resets showed
         own = config.worldmodel.goal.relabel_log(of_new_tasks(log.train))
-        starts = roots(run) | dream_starts(own, dream.max_turns)
+        starts = roots(run) | dream_starts(own, config.dream.max_turns)
     try:
         if nested.summary.get("done", {}).get("train") != fingerprint(settings, "train"):
             train(settings, nested.path, recorded, starts)
@@ -350,6 +349,14 @@ def _train(
     except NothingToLearn as error:  # of a world model that has seen little: the next real episodes are its cure
         print(f"note: the policy stays as it is in this round: {error}", file=sys.stderr)
         copy_folder(policy, improved)
+
+
+def _calibrate(session: Session) -> None:
+    """Measures a version that was promoted, and so has no calibration yet, where the settings need one."""
+    dream, process = session.config.dream, session.config.train.process
+    needed = dream.min_probability > 0 or dream.on_doubt == "downweight" or process.endswith("probability")
+    if needed and not (session.run.model("worldmodel") / CALIBRATION).exists():
+        measure(session)
 
 
 def line_of(line: dict[str, Any], latest: dict[str, Any]) -> str:

@@ -126,6 +126,18 @@ def test_it_plays_beside_learning_and_says_how_stale_that_is(
     assert charged == found["real_steps"]["loop"] == len((folder / "world.txt").read_text().splitlines()) == 24
 
 
+def test_a_version_that_was_just_promoted_knows_how_sure_it_is(
+    cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks are chosen by dreams under the guard, before any training in them."""
+    folder, config = Path(shutil.copytree(cloned, tmp_path / "run")), loop_settings(budget=24)
+    play_in_corridors(patch=monkeypatch.setattr)
+    config.loop.overlap, config.dream.min_probability = True, 1e-6
+    promoted = [line["promoted"] for line in run_loop(folder, config)["loop"]["rounds"]]
+    assert len(promoted) > 2
+    assert promoted[1], "the next round chose its tasks by this version"
+
+
 @pytest.mark.parametrize(("true", "dreamed"), [(3, 3), (0, 2), (None, 5), (99, 5)])
 def test_dreams_are_as_long_as_they_are_true(
     cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, true: int | None, dreamed: int
