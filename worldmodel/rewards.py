@@ -51,7 +51,7 @@ class Goal:
         return self._matches(start, turns) and not any(self._matches(start, turns[:k]) for k in range(1, len(turns)))
 
     def relabel(self, trajectory: Trajectory) -> Trajectory:
-        """The episode with the goal's rewards and ends; what came after its end is cut off."""
+        """The episode with the goal's rewards and ends, solved where it is met; what came after its end is cut off."""
         turns: list[Turn] = []
         for turn in trajectory.turns:
             met = self.met(trajectory.start, [*turns, turn])
@@ -59,7 +59,8 @@ class Goal:
             if turns[-1].terminated:
                 break
         stop = StopReason.TERMINATED if turns and turns[-1].terminated else StopReason.TURN_LIMIT
-        return replace(trajectory, turns=tuple(turns), stop=stop, trace=None, success=None)
+        success = any(turn.reward for turn in turns) if self.reward > 0 else None
+        return replace(trajectory, turns=tuple(turns), stop=stop, trace=None, success=success)
 
     def relabel_log(self, log: Sequence[Trajectory]) -> Sequence[Trajectory]:
         """The log with the goal's rewards and ends; as it is where no goal is declared.

@@ -231,4 +231,5 @@ def _env_setup(session: Session, world: LanguageWorldModel, tasks: TaskSet) -> P
         episodes=config.audit.episodes,
         max_turns=config.evaluate.max_turns,
         seed=config.seed,
+        solved_at=session.solved_at,
     )

@@ -69,7 +69,8 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
         starts = {e.task_id: Start(e.task_id, e.start) for e in beginnings}
         known = [replace(task, spec={"start": task.id}) for task in tasks.tasks("train") if task.id in starts]
         planned = plan(known, config.evaluate.episodes, f"dream/{which}", config.seed)
-        stamp, dream = Provenance(Source.DREAM, version, world.version), partial(DreamEnv, world, starts, guard)
+        stamp = Provenance(Source.DREAM, version, world.version, session.solved_at)
+        dream = partial(DreamEnv, world, starts, guard)
         limit = config.evaluate.max_turns
         at_once = max(128, config.engine.slots)
         dreams = await play_with_bar(f"dream {which}", planned, dream, agent, stamp, limit, concurrency=at_once)

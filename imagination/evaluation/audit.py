@@ -266,6 +266,7 @@ class PlaySetup:
     episodes: int  # per task and kind
     max_turns: int
     seed: int  # of the run
+    solved_at: float | None = None  # of dreams, see ``Provenance``
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +289,7 @@ async def play_three_ways(env_setup: PlaySetup, name: str, loaded: LoadedPolicy)
         return await play_all(episodes, make_env, loaded.agent, stamp, most, concurrency=at_once)
 
     async def dreams(kind: str, guard: Guard) -> list[Trajectory]:
-        stamp = Provenance(Source.DREAM, loaded.version, env_setup.dream.version)
+        stamp = Provenance(Source.DREAM, loaded.version, env_setup.dream.version, env_setup.solved_at)
         return await play(kind, lambda: DreamEnv(env_setup.dream, env_setup.starts, guard), stamp, 128)
 
     dreamed = await dreams("dream", NO_GUARD)

@@ -160,7 +160,7 @@ def _evidence(session: Session, number: int, tasks: Mapping[str, Task]) -> dict[
             plan(known, config.loop.looks, f"look/{number}", derive_seed("loop looks", config.seed, number)),
             lambda: DreamEnv(world, starts, guard),
             agent,
-            Provenance(Source.DREAM, policy.version, world.version),
+            Provenance(Source.DREAM, policy.version, world.version, session.solved_at),
             config.dream.max_turns,
             concurrency=128,
         )

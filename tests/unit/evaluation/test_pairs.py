@@ -63,14 +63,15 @@ def test_a_head_is_taught_by_plain_answers_and_judged_by_the_declared_goal(
     assert [[turn.reward for t in some for turn in t.turns] for some in (held, unseen)] == [[0.0, 0.5]] * 2
 
 
-def test_a_log_is_dreamed_again_by_the_declared_goal() -> None:
+@pytest.mark.parametrize("pays", [1.0, 0.5])
+def test_a_log_is_dreamed_again_by_the_declared_goal(pays: float) -> None:
     """The log pays and ends elsewhere, which is no mistake of a dream that pays by the goal."""
     log = [episode("r", [replace(HALL, reward=1.0), replace(WIN, reward=0.0, terminated=False), RAT], Source.REAL)]
     config = Config()
-    config.worldmodel.goal = goal = Goal(observation="win")
+    config.worldmodel.goal = goal = Goal(observation="win", reward=pays)
     says = Answering(lambda seen, action: Prediction((HALL, WIN)[len(seen)].observation, 0.0, False, 0.9, 0.9))
     world: Any = GoalWorldModel(says, goal)
-    session: Any = SimpleNamespace(config=config, solved_at=None)
+    session: Any = SimpleNamespace(config=config, solved_at=pays)
     player = ComparisonPlayer(session, world, NO_GUARD, None, None, None, Ledger(Engines(config.engine)))
     counts = statistics(asyncio.run(player.logged("train", log, world)))
     assert (counts["turns"], counts["false_success"], counts["missed_success"]) == ({"same": 2}, 0, 0)

@@ -8,13 +8,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from imagination.commands import audit, evaluate
+from imagination.evaluation.audit import play_three_ways
+from imagination.loop.choice import _evidence
+from imagination.rollout.dream_env import NO_GUARD
 from imagination.rollout.play import Episode, Provenance, note_broken, plan, play, play_all, replay_all
+from imagination.runs.run_folder import RunFolder
+from imagination.session import Log
+from imagination.settings import Config
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory, Turn
+from tests.support.comparisons import episode as episode_of
+from tests.support.scripted import Acts, Answering, says
+from worldmodel.rewards import Goal, GoalWorldModel
 
 TASK = Task("t")
 EPISODE = Episode("e", TASK, "g", seed=3)
@@ -241,6 +254,39 @@ def test_a_threshold_of_the_log_decides_what_is_solved(threshold: float | None, 
     assert found.solved is solved
     broken = World([step("s0", 20.0), EnvFailure(StopReason.ENV_CRASHED, "gone")])
     assert not run(broken, Player(), provenance=Provenance(Source.DREAM, solved_at=threshold)).solved
+
+
+class Games:
+    """One task, whose first step wins."""
+
+    def tasks(self, split: str) -> list[Task]:
+        return [TASK] if split == "train" else []
+
+    def make_env(self) -> World:
+        return World([step("You win.", 1.0, terminated=True)])
+
+    async def close(self) -> None: ...
+
+
+def test_whoever_counts_dreams_counts_as_solved_what_a_declared_goal_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run, games = Config(), RunFolder(tmp_path, 0), Games()
+    config.worldmodel.goal = goal = Goal(observation="win", reward=0.5)
+    world = GoalWorldModel(Answering(lambda *_: says("You win.")), goal)
+    policy = SimpleNamespace(version="p", agent=Acts("go"))
+    session: Any = SimpleNamespace(config=config, run=run, solved_at=0.5, guard=lambda *_, **__: NO_GUARD)
+    session.log = Log([episode_of("e", [Turn("go", "You win.", 1.0, True)], Source.REAL, task="t", start="START")], [])
+    session.policy, session.agent = lambda *_: policy, lambda *_, **__: policy.agent
+    session.world_model = lambda: world
+    (known,) = _evidence(session, 1, {"t": TASK}).values()
+    assert known.dreamed == (config.loop.looks, config.loop.looks)
+    played = asyncio.run(play_three_ways(audit._env_setup(session, world, games), "p", policy))  # type: ignore[arg-type]
+    assert {(triple.dreamed, triple.replayed, triple.real) for triple in played.triples} == {(True, True, True)}
+    monkeypatch.setattr(evaluate, "Session", lambda *_: session)
+    monkeypatch.setattr(evaluate, "real_tasks", lambda *_: games)
+    asyncio.run(evaluate._evaluate(config, run))
+    assert run.summary["policy"]["after"]["dream_success"]["success"] == 1.0
 
 
 # --- many episodes ---

@@ -87,7 +87,8 @@ def test_a_logged_episode_as_the_goal_pays_it() -> None:
         ("take it", 0.5, True),
     ]
     assert paid.stop is StopReason.TERMINATED
-    assert not WON.relabel(replace(logged, success=True)).solved  # the goal decides, which pays 0.5, and not the log
+    assert WON.relabel(replace(logged, success=False)).solved  # the goal decides, which pays 0.5, and not the log
+    assert not WON.relabel(replace(logged, turns=turns[::2], success=True)).solved
     goes_on = replace(WON, ends=False).relabel(logged)
     assert [(turn.reward, turn.terminated) for turn in goes_on.turns] == [(0.0, False), (0.5, False), (0.0, False)]
     assert goes_on.stop is StopReason.TURN_LIMIT
