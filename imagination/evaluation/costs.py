@@ -163,7 +163,7 @@ def read_control(metrics: Sequence[Row], rollouts: Sequence[Row], after: Proport
     for row in lines:
         if row.get("real_success") is not None:
             points.append((spent, float(row["real_success"]), max(1, groups[row["step"]])))
-        spent += int(row.get("turns", 0))
+        spent += int(row.get("played_turns", row.get("turns", 0)))  # more than are learned from (train.oversample)
     if not points:
         return None
     steps, success, played = zip(*points, strict=True)

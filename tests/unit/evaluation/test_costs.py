@@ -121,6 +121,11 @@ def test_a_control_is_read_from_its_lines() -> None:
     assert read_control(metrics, rollouts) == Control((0, 40), (0.25, 0.75), (2, 1), 80)
 
 
+def test_steps_of_episodes_that_were_not_learned_from_were_taken() -> None:
+    metrics = [line(0, 30, 0.25, played_turns=60), line(1, 40, 0.75, played_turns=80)]
+    assert read_control(metrics, []) == Control((0, 60), (0.25, 0.75), (1, 1), 140)
+
+
 def test_dreams_are_no_control() -> None:
     assert read_control([], []) is None
     assert read_control([line(0, 30, dream_success=0.5)], []) is None
