@@ -24,6 +24,7 @@ from imagination.learning.supervised import SupervisedTrainer
 from imagination.loop.acting import POLICY, round_of
 from imagination.loop.origin import of_new_tasks
 from imagination.rollout.world_models import form_of, member_folder
+from imagination.runs.log import rewarded
 from imagination.runs.models import adapted, context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
@@ -49,8 +50,9 @@ def refit(session: Session, own: Collection[str]) -> None:
     Length and rate are those of the loop; all else is as the first version was fitted. ``loop.own_share`` of what is
     read are episodes with ids in ``own``, which the policy has played in the loop.
     """
-    config, run, log, seed = session.config, session.run, session.log.train, session.config.seed
+    config, run, seed = session.config, session.run, session.config.seed
     settings, fit, loop, number = config.worldmodel, config.fit, config.loop, run.summary["loop"]["round"]
+    log = rewarded(run, session.log.train, settings.goal)
     tokenizer = load_tokenizer(member_folder(run, 0))
     examples = WorldModelExamples.of(log, form_of(settings, log), settings, fit, seed, tokenizer)
     is_own = [t.id in own for t in examples.episodes]
@@ -190,6 +192,7 @@ def refit_round(session: Session) -> dict[str, Any]:
         return {**version, "promoted": False, "why": NOTHING_NEW}
     own = {t.id for t in train if round_of(t) is not None and t.agent == POLICY}
     refit(session, own)
+    held = list(rewarded(run, [*train, *held], config.worldmodel.goal)[len(train) :])
     kinds = {
         "old": _some([t for t in held if not is_new(t)], config.seed),
         "new": _some([t for t in held if is_new(t)], config.seed),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,12 @@ from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError
-from real_envs.env import Task
+from real_envs.env import StepResult, Task
 from real_envs.store import TrajectoryStore
-from tests.support.faults import NEW, Counted, Elsewhere, PlantedTasks
+from tests.support.faults import NEW, Corridor, Counted, Elsewhere, PlantedTasks
 from tests.support.killing import assert_same_model
 from tests.support.loops import NewCorridors, loop_settings, play_in_corridors, run_loop
+from worldmodel.rewards import Goal
 
 
 class HeldOutBefore(NewCorridors):
@@ -136,6 +138,26 @@ def test_a_version_that_was_just_promoted_knows_how_sure_it_is(
     promoted = [line["promoted"] for line in run_loop(folder, config)["loop"]["rounds"]]
     assert len(promoted) > 2
     assert promoted[1], "the next round chose its tasks by this version"
+
+
+class Unpaid(Corridor):
+    """Nobody measures what is earned."""
+
+    def step(self, action: str) -> StepResult:
+        return replace(super().step(action), reward=None)
+
+
+def test_a_world_without_rewards_is_refitted_to_as_it_was_fitted_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By those of the declared goal."""
+    play_in_corridors(Unpaid, monkeypatch.setattr)
+    config = loop_settings(budget=90)
+    config.worldmodel.goal, config.loop.first_episodes = Goal(observation="You take"), 16
+    config.clone.agents = ["noisy"]
+    versions = run_loop(tmp_path / "run", config)["loop"]["versions"]
+    assert len(versions) > 1
+    assert all(version["before"]["old"] is not None for version in versions[1:])
 
 
 @pytest.mark.parametrize(("true", "dreamed"), [(3, 3), (0, 2), (None, 5), (99, 5)])
