@@ -248,9 +248,9 @@ def find_candidates(
 def fill_up(
     candidates: Sequence[PolicyCandidate], folders: Sequence[Path], wanted: int, temperatures: Sequence[float]
 ) -> list[PolicyCandidate]:
-    """The candidates, and before them the ``folders`` at other temperatures until there are ``wanted`` in all."""
-    own = {(c.folder, c.temperature) for c in candidates}
-    others = [PolicyCandidate(f"{f.name}@{t:g}", f, t) for t in temperatures for f in folders if (f, t) not in own]
+    """The candidates, and before them their ``folders`` at other temperatures until there are ``wanted`` in all."""
+    own, names = {(c.folder, c.temperature) for c in candidates}, {c.folder: c.name for c in candidates}
+    others = [PolicyCandidate(f"{names[f]}@{t:g}", f, t) for t in temperatures for f in folders if (f, t) not in own]
     return [*others[: max(0, wanted - len(candidates))], *candidates]
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from imagination.commands.audit import _candidates
 from imagination.commands.experiments.audit_table import audit_table, config_of, render_table, row_of
 from imagination.evaluation.audit import find_candidates
 from imagination.evaluation.verdict import targets, verdict
 from imagination.report.audit_page import render_audit, terminal_audit
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import AuditSettings, Config
 from imagination.settings.compose import remember_overrides
 from tests.support.audits import e, finished, good
@@ -229,3 +231,15 @@ def test_checkpoints_come_before_temperatures(tmp_path: Path) -> None:
     assert [c.name for c in more] == ["policy@0.5", "policy-clone@0.5", "policy@2", *own]
     assert more[-1].temperature == 1.0
     assert find_candidates(tmp_path / "nowhere", 1.0, 5, [0.5]) == []
+
+
+def test_folders_of_one_name_are_told_apart_at_every_temperature(tmp_path: Path) -> None:
+    """Policies are kept by name: of two with the same one, one would be lost."""
+    folders = [tmp_path / run / "models" / "policy" for run in "ab"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    config = Config()
+    config.audit.policies = list(map(str, folders))
+    names = [c.name for c in _candidates(config, RunFolder(tmp_path / "run", 0))]
+    assert len(names) == len(set(names)) == config.audit.min_policies
