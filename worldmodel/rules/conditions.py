@@ -260,7 +260,7 @@ class Rule(Evidence):
                 raise ValueError(f"{c.kind} needs a slot")
         if unknown := sorted(set(named) - templates):
             raise ValueError(f"no action is {unknown[0]!r}")
-        if self.template != ANY and (wrong := sorted(used - slots - {0})):
+        if wrong := sorted(slot for slot in used - slots - {0} if self.template != ANY or slot < 0):
             raise ValueError(f"{self.template!r} has no slot {wrong[0]}")
         if self.copy.kind in ("last", "line", "link", "way") and self.copy.text not in language.kinds:
             raise ValueError(f"no texts begin {self.copy.text!r}")

@@ -29,6 +29,7 @@ EVERY_MOVE = WALL | {"conditions": []}  # refused now and then, not always
 UNKNOWN = WALL | {"template": "fly {1}"}
 NO_TEXT = WALL | {"conditions": [{"kind": "text", "slot": 1, "value": ["to the _"], "scope": "last"}]}
 NO_SLOT = WALL | {"copy": {"kind": "say", "text": "No {2}."}}
+FROM_BEHIND = WALL | {"template": ANY, "conditions": [{"kind": "is", "slot": -2, "value": "hall"}]}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,7 @@ def test_only_what_the_language_can_say_is_read(fewer: RuleSet) -> None:
         json.dumps(UNKNOWN),
         json.dumps(NO_SLOT),
         json.dumps(NO_TEXT),
+        json.dumps(FROM_BEHIND),
         '{"template": 3}',
         "import os",
         "{broken}",
@@ -53,7 +55,7 @@ def test_only_what_the_language_can_say_is_read(fewer: RuleSet) -> None:
     rules, wrong = read_proposals(fewer, "Here they are:\n" + "\n".join(lines))
     assert [rule.template for rule in rules] == ["go {1}"]
     assert rules[0].refuses
-    assert wrong == 5
+    assert wrong == 6
 
 
 def test_a_proposal_is_judged_by_the_log(fewer: RuleSet) -> None:
