@@ -17,6 +17,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from worldmodel.evaluation.proportions import interval, number
@@ -86,7 +87,8 @@ def forecast(
     """
     known = shipped() if known is None else known
     policies = audit.get("policies") or [{"name": ""}]
-    which = "clone" if str(policies[-1]["name"]).startswith(CLONES) else "trained"
+    name = Path(str(policies[-1]["name"])).name  # of folders that are called alike, the name is a path
+    which = "clone" if name.startswith(CLONES) else "trained"
     best = known.get("best", {}).get(which)
     if best is None:
         return None

@@ -95,6 +95,8 @@ def test_a_policy_that_has_not_learned_yet_is_compared_with_clones(which: str) -
     assert (forecast(found, told) is None) == (which == "clone")  # its last policy is "policy"
     found["policies"] = found["policies"][:1]  # "policy-clone"
     assert (forecast(found, told) is None) == (which == "trained")
+    found["policies"] = [found["policies"][0] | {"name": "outputs/b/models/policy-clone"}]
+    assert (forecast(found, told) is None) == (which == "trained")
 
 
 def test_without_numbers_nothing_is_said() -> None:
