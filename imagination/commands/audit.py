@@ -42,6 +42,7 @@ from real_envs.files import read_json, write_atomically
 from real_envs.trajectory import Trajectory
 from real_envs.worker_pool import real_interaction
 from worldmodel.code.world_model import SOURCE
+from worldmodel.rules.rule_set import FILE as RULES
 from worldmodel.world_model import LanguageWorldModel
 
 
@@ -99,13 +100,13 @@ def run_audit(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
-    """The audit that is there, if it has these settings and no model or policy of it has been written since."""
+    """The audit that is there, if it has these settings and no model, rules or policy of it were written since."""
     path = audit_files(folder, config.audit.world_model)[0]
     if not path.exists():
         return None
     written = path.stat().st_mtime
     policies = [Path(policy) / "config.json" for policy in config.audit.policies]
-    made = [path for name in ("config.json", SOURCE) for path in (folder / "models").rglob(name)]
+    made = [path for name in ("config.json", SOURCE, RULES) for path in (folder / "models").rglob(name)]
     models = [*made, *(path for path in policies if path.exists())]
     if any(model.stat().st_mtime > written for model in models):
         return None

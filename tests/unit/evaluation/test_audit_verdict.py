@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagination.commands.audit import _candidates
+from imagination.commands.audit import _candidates, _settings, audited_before
 from imagination.commands.experiments.audit_table import audit_table, config_of, render_table, row_of
-from imagination.evaluation.audit import find_candidates
+from imagination.evaluation.audit import VERSION, find_candidates
 from imagination.evaluation.verdict import targets, verdict
 from imagination.report.audit_page import render_audit, terminal_audit
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import AuditSettings, Config
 from imagination.settings.compose import remember_overrides
+from real_envs.files import write_json
 from tests.support.audits import e, finished, good
 
 
@@ -231,6 +233,18 @@ def test_checkpoints_come_before_temperatures(tmp_path: Path) -> None:
     assert [c.name for c in more] == ["policy@0.5", "policy-clone@0.5", "policy@2", *own]
     assert more[-1].temperature == 1.0
     assert find_candidates(tmp_path / "nowhere", 1.0, 5, [0.5]) == []
+
+
+@pytest.mark.parametrize("name", ["policy/config.json", "worldmodel/world.py", "rules.json"])
+def test_an_audit_is_of_the_models_and_rules_that_are_there(tmp_path: Path, name: str) -> None:
+    config, written = Config(), tmp_path / "models" / name
+    write_json(tmp_path / "audit.json", {"version": VERSION, "settings": _settings(config)})
+    written.parent.mkdir(parents=True)
+    written.touch()
+    for age, known in ((-10.0, True), (10.0, False)):
+        at = (tmp_path / "audit.json").stat().st_mtime + age
+        os.utime(written, (at, at))
+        assert (audited_before(config, tmp_path) is not None) is known
 
 
 def test_folders_of_one_name_are_told_apart_at_every_temperature(tmp_path: Path) -> None:
