@@ -223,7 +223,8 @@ class Rule(Evidence):
 
     def answer(self, episode: EpisodeText, action: Action) -> str | None:
         """``None`` where the rule does not apply."""
-        made = self.copy.make(episode, action) if self.copy.slot <= len(action.fillers) else None
+        slots = {self.copy.slot} | (_slots(self.copy.text) if self.template == ANY else set())
+        made = self.copy.make(episode, action) if max(slots) <= len(action.fillers) else None
         return made[0] if made is not None and self.applies(episode, action, made[1]) else None
 
     def is_right(self, answer: str, turn: Turn) -> bool:

@@ -22,7 +22,7 @@ from worldmodel.rules.invariants import REFUSAL
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.rule_set import FILE, RuleSet, RulesInvalid, check_rules
 from worldmodel.rules.search import find_conjunctions, lower_bound
-from worldmodel.rules.templates import ANY, OTHER, blank, fill, find_templates, words
+from worldmodel.rules.templates import ANY, OTHER, Templates, blank, fill, find_templates, words
 from worldmodel.rules.world_model import RuledWorldModel
 from worldmodel.world_model import Prediction, PredictionInvalid
 
@@ -334,3 +334,13 @@ def test_what_holds_for_all_actions_is_found_where_each_is_rare(tmp_path: Path) 
     assert answer is not None
     assert answer.observation == "There is no such thing."
     assert again.answer(start, (), "look") is None
+
+
+def test_a_rule_of_any_action_answers_none_with_fewer_names_than_its_words_have(rules: RuleSet) -> None:
+    """Else the dream would say ``{2}``."""
+    said = Copy("say", "You see no {1} and no {2}.")
+    templates = Templates(["put {1} in {2}", "take {1}"])
+    found = RuleSet(replace(rules.language, templates=templates), [Rule(ANY, (), said, 0.0, False, False)])
+    both, one = (found.answer("A room.", (), action) for action in ("put cat in hat", "take cat"))
+    assert both is not None
+    assert (both.observation, one) == ("You see no cat and no hat.", None)
