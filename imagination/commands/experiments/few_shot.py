@@ -4,6 +4,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from imagination.commands.check_train import check
 from imagination.commands.experiments.arms import markdown, play_clone, train_arm, write_results
 from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
 from imagination.runs.lifecycle import need
@@ -35,6 +36,14 @@ def few_shot(config: Config, folder: Path) -> None:
     need(run.model("worldmodel"), "fit-world-model")
     episodes = few_episodes(heldout_tasks(run), config.few_shot.episodes)
     spent = sum(len(episode.turns) for episode in episodes)
+    dreams = deepcopy(config)
+    dreams.train.tasks, dreams.train.world, dreams.train.updates = "heldout", "dream", config.few_shot.updates
+    dreams.train.task_episodes = config.few_shot.episodes
+    real = deepcopy(dreams)  # it reads, as experts, no other episodes of the log than the dreams do
+    turns = spent / len(episodes) * config.train.groups * config.train.group_size
+    real.train.world, real.train.updates = "real", max(1, round(spent / turns))
+    for arm in (dreams, real) if config.few_shot.control else (dreams,):
+        check(arm)  # before anything is played
     print("== the clone", flush=True)
     result: dict[str, Any] = {
         "tasks": len({episode.task_id for episode in episodes}),
@@ -42,15 +51,9 @@ def few_shot(config: Config, folder: Path) -> None:
         "real_steps_logged": spent,
         "clone": play_clone(config, folder),
     }
-    dreams = deepcopy(config)
-    dreams.train.tasks, dreams.train.world, dreams.train.updates = "heldout", "dream", config.few_shot.updates
-    dreams.train.task_episodes = config.few_shot.episodes
     print("== dreams of the new tasks", flush=True)
     result["dreams"] = train_arm(dreams, folder, folder / "few-shot" / "dreams")
     if config.few_shot.control:
-        real = deepcopy(config)
-        turns = spent / len(episodes) * config.train.groups * config.train.group_size
-        real.train.tasks, real.train.world, real.train.updates = "heldout", "real", max(1, round(spent / turns))
         print("== control: the real tasks, by about as many real steps", flush=True)
         result["control"] = train_arm(real, folder, folder / "few-shot" / "control")
     write_results(folder, "few-shot", result, few_shot_table(result))

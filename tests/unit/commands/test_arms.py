@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from imagination.commands.experiments import arms, demo
+from imagination.commands.experiments import arms, demo, few_shot
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
+from real_envs.store import TrajectoryStore
+from tests.support.refusal import refused
+from tests.support.tiny import TASKS, logged_episode
 
 
 @pytest.fixture
@@ -115,3 +118,24 @@ def test_the_demo_makes_them_before_the_clone(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setitem(demo.STAGES, name, lambda config, folder, name=name: ran.append(name))
     demo.run_stages(load_config(["preset=search"], Config), tmp_path)
     assert ran == ["collect", "fit_world_model", "relabel", "clone", "train", "evaluate"]
+
+
+def test_the_control_of_few_shot_reads_no_more_of_the_log_and_is_checked_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("games", "models/worldmodel"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "games/games.json").touch()
+    TrajectoryStore.create(tmp_path / "log", {"train": [], "heldout": list(TASKS)}).append(
+        logged_episode(task, number) for task in TASKS for number in range(6)
+    )
+    configs: list[Config] = []
+    monkeypatch.setattr(few_shot, "play_clone", lambda config, source: {})
+    monkeypatch.setattr(few_shot, "train_arm", lambda config, source, there: configs.append(config))
+    monkeypatch.setattr(few_shot, "write_results", lambda *given: None)
+    monkeypatch.setattr(few_shot, "few_shot_table", lambda result: "")
+    few_shot.few_shot(load_config(["few_shot.episodes=2"], Config), tmp_path)
+    assert [(c.train.world, c.train.task_episodes) for c in configs] == [("dream", 2), ("real", 2)]
+    share = load_config(["train.real_share=0.5"], Config)
+    refused(lambda: few_shot.few_shot(share, tmp_path), "train.real_share=0")
+    assert len(configs) == 2
