@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from imagination.commands.check_train import check
 from imagination.commands.evaluate import evaluate
 from imagination.commands.experiments import arms
 from imagination.commands.experiments.arms import markdown, train_arm, write_results
@@ -78,6 +79,9 @@ def demo_seeds(config: Config, folder: Path) -> None:
 def demo_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
     """One seed of them; its line of the table."""
     seeded = arms.seed_config(config, seed)
+    real = deepcopy(seeded)
+    real.train.world = "real"
+    check(real)  # before anything is played
     print(f"== seed {seed}: dreams", flush=True)
     run_stages(seeded, folder)
     report(seeded, folder, partial=False)
@@ -88,8 +92,6 @@ def demo_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
         arm.train.seed = derive_seed("training seed", seed, k)
         again.append(train_arm(arm, folder, folder / f"training-seed-{k}"))
     print(f"== seed {seed}: control, the same updates in the real games", flush=True)
-    real = deepcopy(seeded)
-    real.train.world = "real"
     control = train_arm(real, folder, folder / "control")
     report(seeded, folder, partial=False)  # again: now it can say what the same success costs without dreams
     written = json.loads((folder / "report.json").read_text())

@@ -139,3 +139,10 @@ def test_the_control_of_few_shot_reads_no_more_of_the_log_and_is_checked_before_
     share = load_config(["train.real_share=0.5"], Config)
     refused(lambda: few_shot.few_shot(share, tmp_path), "train.real_share=0")
     assert len(configs) == 2
+
+
+def test_settings_that_the_control_of_the_demo_cannot_have_are_told_before_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "STAGES", {})
+    refused(lambda: demo.demo_seed(load_config(["train.real_share=0.5"], Config), tmp_path, 0), "train.real_share=0")
