@@ -127,12 +127,14 @@ def read_articles(folder: Path, most: int) -> Iterator[Article]:
             words = path.read_text(encoding="utf-8-sig").split()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-        title = path.relative_to(folder).with_suffix("").as_posix()
-        if title in titles:
-            raise UserError(f"{path}: another file has this name but for its ending, and names are titles")
-        titles.add(title)
-        for part, at in enumerate(range(0, len(words), most), start=1):
-            yield Article(title if part == 1 else f"{title} ({part})", " ".join(words[at : at + most]))
+        name = " ".join(path.relative_to(folder).with_suffix("").as_posix().split())  # as actions are read
+        parts = range(0, len(words), most)
+        own = [name, *(f"{name} ({part})" for part in range(2, len(parts) + 1))]
+        if both := titles.intersection(own):
+            raise UserError(f"{path}: another file has an article {min(both)!r}, too, and names are titles")
+        titles.update(own)
+        for title, at in zip(own, parts, strict=False):  # an empty file has no part
+            yield Article(title, " ".join(words[at : at + most]))
 
 
 def read_questions(path: Path) -> list[tuple[str, Question]]:

@@ -14,7 +14,7 @@ import pytest
 
 from real_envs.env import Task
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from real_envs.worlds.search import Search, SearchGame, SearchSettings, engine_of
+from real_envs.worlds.search import Search, SearchGame, SearchSettings, engine_of, read_articles
 from real_envs.worlds.search_corpus import FOLDS, RELATIONS, Corpus, Fact, Question, ask, make_corpus, normalise
 from tests.support.played import by_plan, findings, generated
 from tests.support.refusal import refused
@@ -296,3 +296,14 @@ def test_what_cannot_be_a_corpus_is_refused(tmp_path: Path) -> None:
     refused(lambda: engine_of(empty), "a.txt")
     (tmp_path / "a.txt").write_bytes(b"\xff")
     refused(lambda: engine_of(empty), "a.txt", "UTF-8")
+
+
+def test_names_of_files_are_titles_that_can_be_opened_and_are_there_once(tmp_path: Path) -> None:
+    settings = folder_of(tmp_path, {"question": "Where is it?", "answers": "Egypt", "fold": "train"})
+    (tmp_path / "texts/White  Nile.txt").write_text("It is in Sudan.")
+    game = SearchGame(settings)
+    game.reset(generated(Search(), tmp_path / "run", {"train": 1}, settings).tasks("train")[0])
+    game.step("search: Sudan")
+    assert game.step("open: White  Nile").observation.text == "White Nile: It is in Sudan."
+    (tmp_path / "texts/rivers/nile (2).txt").write_text("Another text.")
+    refused(lambda: list(read_articles(tmp_path / "texts", 12)), "nile", "'rivers/nile (2)'")
