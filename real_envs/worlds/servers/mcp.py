@@ -321,16 +321,21 @@ class Mcp(ServerWorld):
 def deal_tasks(file: str, counts: Mapping[str, int], seed: int) -> dict[str, list[dict[str, Any]]]:
     """The tasks of each split, in random order. Raises ``UserError``: there are too few, or one is none."""
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines() if file else []
-    except OSError as error:
-        raise UserError(f"env.options.tasks={file} cannot be read: {error.strerror}") from None
+        lines = Path(file).read_text(encoding="utf-8-sig").split("\n") if file else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"env.options.tasks={file} cannot be read: {error}") from None
     tasks: dict[str, dict[str, Any]] = {}
+    texts: dict[str, str] = {}  # ids by what an episode begins with
     for place, line in enumerate(lines, 1):
         if line.strip():
             try:
                 task = _task_of(line)
                 if task["id"] in tasks:
                     raise ValueError(f"the id {task['id']!r} is there before")
+                if (other := texts.setdefault(task["text"], task["id"])) != task["id"]:
+                    raise ValueError(f"the text is that of {other!r}: they would be one task, perhaps of both splits")
+                if task.get("split", "train") not in [*counts]:
+                    raise ValueError(f"split is {task['split']!r}, not {' or '.join(counts)}")
             except (ValueError, re.error) as error:
                 raise UserError(f"env.options.tasks={file} line {place}: {error}") from None
             tasks[task["id"]] = task

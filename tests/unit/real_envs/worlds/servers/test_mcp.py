@@ -201,11 +201,21 @@ def test_tasks_are_dealt_to_splits(tmp_path: Path) -> None:
     "line",
     ["{", "[]", '{"id": "a"}', '{"id": "", "text": "x"}', '{"id": "b", "text": "x", "check": {"call": "f()"}}',
      '{"id": "b", "text": "x", "check": {"matches": "["}}', '{"id": "b", "text": "x", "check": "milk"}',
-     '{"id": "b", "text": "x", "check": {"matches": "x", "call": "look"}}', '{"id": "first", "text": "twice"}'],
+     '{"id": "b", "text": "y", "check": {"matches": "x", "call": "look"}}', '{"id": "first", "text": "twice"}',
+     '{"id": "again", "text": "x"}', '{"id": "b", "text": "y", "split": "test"}',
+     '{"id": "b", "text": "y", "split": null}'],
 )  # fmt: skip
 def test_a_line_that_is_no_task_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "tasks").write_text(f'{{"id": "first", "text": "x"}}\n{line}\n')
     refused(lambda: deal_tasks(str(tmp_path / "tasks"), {"train": 1}, seed=0), "line 2")
+
+
+def test_a_file_of_tasks_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "tasks"
+    path.write_text('{"id": "a", "text": "one\u2028two"}\r\n', encoding="utf-8-sig")  # as Windows and JavaScript do
+    assert deal_tasks(str(path), {"train": 1}, seed=0)["train"][0]["text"] == "one\u2028two"
+    path.write_bytes('{"id": "a", "text": "Müsli"}'.encode("latin-1"))
+    refused(lambda: deal_tasks(str(path), {"train": 1}, seed=0), str(path))
 
 
 @pytest.mark.parametrize(
