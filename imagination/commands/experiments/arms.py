@@ -59,7 +59,8 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     if run.summary.get("done", {}).get("arm") == run.settings:
         return dict(run.summary["arm"])
     shared = [name for name in SHARED if name != "tokenizer" or (source / name).exists()]  # a checkpoint has its own
-    outdated = ("checkpoints", "models/critic", f"models/{FILE}", "supplements")
+    shared += ["origin"] * start.origin.exists()  # its episodes are a part of the log
+    outdated = ("checkpoints", "models/critic", f"models/{FILE}", "supplements", "origin")
     _copy(source, there, (*shared, *members), outdated)
     run.update({key: start.summary[key] for key in ("world_model_form", "best_return") if key in start.summary})
     train(config, there)
@@ -177,13 +178,14 @@ def fit_beside(config: Config, source: Path, there: Path) -> None:
 
     One that was fitted with these settings to this log is not fitted again; one that was interrupted goes on.
     """
-    origin = hash_of(source, ["log"])
+    origin = hash_of(source, ["log", "origin"])
     run = RunFolder(there, config.seed)
     made = f"{fingerprint(config, 'fit_world_model')}/{origin}"
     if run.summary.get("fitted_as") == made:
         return
     if run.summary.get("log_of") != origin:
-        _copy(source, there, ("games", "log"), outdated=("checkpoints",))
+        names = [name for name in ("games", "log", "origin") if (source / name).exists()]
+        _copy(source, there, names, outdated=("checkpoints", "origin"))
         run.update({"log_of": origin})
     fit_world_model(config, there)
     run.update({"fitted_as": made})

@@ -84,6 +84,13 @@ def test_an_arm_of_a_checkpoint_has_no_tokenizer_of_the_run(source: Path, tmp_pa
     assert trained == [tmp_path / "arm"]
 
 
+def test_an_arm_has_the_log_that_its_run_began_from(source: Path, tmp_path: Path, trained: list[Path]) -> None:
+    (source / "origin").mkdir()
+    (source / "origin/episodes").write_text("of another run")
+    arms.train_arm(Config(), source, tmp_path / "arm")
+    assert (tmp_path / "arm/origin/episodes").read_text() == "of another run"
+
+
 def test_seeds_that_are_kept_with_other_settings_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = Config()
     seeded = arms.seed_config(config, 1)
