@@ -307,9 +307,10 @@ class Sessions:
     async def expire(self) -> None:
         """Closes those that were idle for too long; a step that is under way is not idle."""
         oldest = self._clock() - self.settings.idle_seconds
-        for session in [s for s in self._open.values() if s.used < oldest and not s.busy]:
-            await self.close(session.id)
-            self.counts.expired += 1
+        for session in list(self._open.values()):  # another may be used, or closed, while one is closed
+            if session.id in self._open and session.used < oldest and not session.busy:
+                await self.close(session.id)
+                self.counts.expired += 1
 
     async def close_all(self) -> None:
         for id in list(self._open):

@@ -165,6 +165,22 @@ async def test_an_idle_session_is_closed_and_a_used_one_is_not() -> None:
     assert (third.id in sessions, sessions.counts.expired, len(model.released)) == (True, 1, 1)
 
 
+async def test_while_an_idle_session_is_closed_another_may_go_or_come_back() -> None:
+    """The sweep would end with an error, or take the dream from who has just asked for a step."""
+    clock = Clock()
+    sessions = Sessions(planted_world(), ServeSettings(idle_seconds=10), clock)
+    idle, gone, back = [await sessions.open() for _ in range(3)]
+
+    async def meanwhile() -> None:
+        await sessions.close(gone.id)
+        sessions.get(back.id)
+
+    idle.on_close = meanwhile
+    clock.now = 11.0
+    await sessions.expire()
+    assert (back.id in sessions, len(sessions), sessions.counts.expired) == (True, 1, 1)
+
+
 async def test_a_session_does_one_thing_at_a_time_and_is_not_idle_meanwhile() -> None:
     clock, model = Clock(), Planted()
     model.gate = asyncio.Event()
