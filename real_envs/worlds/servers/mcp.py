@@ -37,6 +37,7 @@ from real_envs.errors import UserError
 from real_envs.process_guard import MARK
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
+from real_envs.world import FILE
 from real_envs.worlds.generated import Splits, TaskRequest
 from real_envs.worlds.servers.client import (
     FAREWELL,
@@ -310,6 +311,12 @@ class Mcp(ServerWorld):
 
     def check(self, session: McpSession, settings: McpSettings, folder: Path) -> None:
         write_tools(folder, session.connect())
+        drawn = json.loads((folder / FILE).read_text()) if (folder / FILE).exists() else {"made_by": {}}
+        made, file = drawn["made_by"], settings.tasks
+        if made.get("settings", {}).get("tasks") != file or not Path(file).exists():
+            return
+        if deal_tasks(file, made["counts"], made["seed"]) != drawn["splits"]:
+            raise UserError(f"env.options.tasks={file} has changed since this run dealt its tasks: use another run=")
 
     def draw_from(self, session: McpSession, settings: McpSettings, request: TaskRequest) -> Splits:
         return deal_tasks(settings.tasks, request.counts, request.seed)

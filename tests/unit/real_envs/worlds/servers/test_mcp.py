@@ -183,6 +183,21 @@ def test_the_protocol_of_environments_holds(server: Server, tmp_path: Path) -> N
     assert names == ["add_note", "list_notes", "delete_note", "misbehave", "done"]
 
 
+def test_a_file_of_tasks_that_changed_is_not_passed_over(server: Server, tmp_path: Path) -> None:
+    settings = http(server, tasks=str(write_tasks(tmp_path / "tasks.jsonl")))
+
+    def generate() -> None:
+        Mcp().generate(tmp_path / "games", {"train": 3, "heldout": 2}, 0, settings, lambda done, total: None, 1)
+
+    generate()
+    generate()
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(path.read_text().replace('"matches": "', '"matches": "a note called '))
+    refused(generate, str(path), "run=")
+    path.unlink()
+    generate()
+
+
 def test_tasks_are_dealt_to_splits(tmp_path: Path) -> None:
     path = write_tasks(tmp_path / "tasks.jsonl")
     with path.open("a") as file:
