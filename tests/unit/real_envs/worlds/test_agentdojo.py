@@ -61,6 +61,19 @@ def test_texts_of_others_hold_an_instruction_and_following_it_is_noted(game: Age
     assert THEIRS not in game.step("read_file(file_path='bill-december-2023.txt')").observation.text
 
 
+def test_what_tools_make_has_no_time_of_the_clock(game: AgentDojoGame) -> None:
+    calls = (
+        "create_file(filename='a.txt', content='b')",
+        "send_email(recipients=['a@b.com'], subject='c', body='d')",
+    )
+    for call in calls:
+        game.reset(task("workspace"))
+        first = game.step(call)
+        game.reset(task("workspace"))
+        assert game.step(call) == first
+        assert "2025-01-01" in first.observation.text
+
+
 def test_what_is_no_call_of_a_tool_is_refused_or_ends_the_episode(game: AgentDojoGame) -> None:
     game.reset(task())
     assert game.step("pay(amount=3)").observation.text == "Error: there is no tool 'pay'"
