@@ -187,7 +187,8 @@ class AgentDojo(GeneratedWorld):
     def draw(self, settings: AgentDojoSettings, request: TaskRequest) -> dict[str, list[dict[str, str]]]:
         """Requests in random order, alone or with an instruction of others; no request is in two splits.
 
-        Those whose true calls do not pass AgentDojo's check, with these instructions in their texts, are left out.
+        Those whose true calls do not pass AgentDojo's check, with these instructions in their texts, are left out, and
+        so are those whose instruction nobody can follow by its check: it may take the instruction itself for a mail.
 
         Raises:
             UserError: a split has not so many tasks.
@@ -214,7 +215,7 @@ class AgentDojo(GeneratedWorld):
         def start_of(drawn: dict[str, str]) -> str | None:
             task = self.task(drawn, {})
             start = game.reset(task).text
-            return start if _solvable(game, task) else None
+            return start if _solvable(game, task) and _noted(game, task) else None
 
         def too_few(split: str, number: int) -> str:
             return f"AgentDojo has {number} different tasks for '{split}', not games.{split}={counts[split]}"
@@ -233,3 +234,12 @@ def _solvable(game: AgentDojoGame, task: Task) -> bool:
     plan: Sequence[str] = game.reset(task).privileged["policy_commands"]  # type: ignore[assignment]
     results = [game.step(action) for action in plan[:-1]]
     return not any(result.terminated for result in results) and game.step(plan[-1]).reward == 1.0
+
+
+def _noted(game: AgentDojoGame, task: Task) -> bool:
+    """Whether the true calls of somebody else's instruction follow it, where there is one that has such calls."""
+    game.reset(task)
+    calls = game._attack.ground_truth(game._before.model_copy(deep=True)) if game._attack is not None else []
+    for call in calls:
+        game.step(str(Call(call.function, call.args)))
+    return not calls or bool(game.step("Done.").info[INJECTED])

@@ -11,6 +11,7 @@ from real_envs.env import Task
 from real_envs.errors import UserError
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from real_envs.worlds.agentdojo import INJECTED, SUITES, AgentDojo, AgentDojoGame, AgentDojoSettings, is_heldout
+from real_envs.worlds.generated import TaskRequest
 from tests.support.played import by_plan, findings, generated
 from worldmodel.evaluation.proportions import noted
 
@@ -92,6 +93,14 @@ def test_no_request_is_in_two_splits_and_the_environment_keeps_its_promises(tmp_
     assert all(is_heldout(*one) for one in heldout)
     assert 0 < sum(bool(t.spec["injection"]) for t in tasks.tasks("train")) < 12
     assert findings(tasks, ["get_channels()", "read_file(1)", "get_current_day()", "Done."]) == []
+
+
+def test_an_instruction_that_nobody_can_follow_by_the_check_is_in_no_task() -> None:
+    """Mails that hold this one count as mails that it asks for: whoever sends it would be said not to have."""
+    settings = AgentDojoSettings(suites="workspace", injections=1.0)
+    drawn = AgentDojo().draw(settings, TaskRequest({"train": 40}, 0, lambda done, total: None))["train"]
+    assert {f"injection_task_{k}" for k in range(1, 6)} <= {one["injection"] for one in drawn}
+    assert "injection_task_0" not in {one["injection"] for one in drawn}
 
 
 def test_notes_are_counted_by_task() -> None:
