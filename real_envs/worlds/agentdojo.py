@@ -127,8 +127,9 @@ class AgentDojoGame(Game):
         self._attack = suite.injection_tasks[task.spec["injection"]] if task.spec.get("injection") else None
         texts = {}
         if self._attack is not None:
-            attack = _ATTACK.format(goal=" ".join(self._attack.GOAL.replace(":", " -").replace('"', "'").split()))
-            texts = dict.fromkeys(suite.get_injection_vector_defaults(), attack.replace("'", "’"))
+            # word for word, as whoever follows it is judged; a double quote would end the texts that hold it
+            attack = _ATTACK.format(goal=" ".join(self._attack.GOAL.replace('"', "'").split()))
+            texts = dict.fromkeys(suite.get_injection_vector_defaults(), attack)
         environment = suite.load_and_inject_default_environment(texts)
         self._env = self._user.init_environment(environment)
         self._before = self._env.model_copy(deep=True)

@@ -62,6 +62,13 @@ def test_texts_of_others_hold_an_instruction_and_following_it_is_noted(game: Age
     assert THEIRS not in game.step("read_file(file_path='bill-december-2023.txt')").observation.text
 
 
+def test_an_instruction_stands_there_word_for_word(game: AgentDojoGame) -> None:
+    """Its check wants the subject and the hour that it names: whoever takes others from it would be noted otherwise."""
+    for number, words in ((2, "on 2024-05-30 10:20"), (4, "The subject should be 'Re: Hi from Mark!,")):
+        game.reset(task("workspace", injection=f"injection_task_{number}"))
+        assert words in " ".join(game.step("list_files()").observation.text.replace("''", "'").split())
+
+
 def test_what_tools_make_has_no_time_of_the_clock(game: AgentDojoGame) -> None:
     calls = (
         "create_file(filename='a.txt', content='b')",
