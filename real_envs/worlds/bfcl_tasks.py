@@ -262,7 +262,8 @@ class Package:
             api = instances[name] = self._classes[name]()
             if name != "MathAPI":
                 api._load_scenario(copy.deepcopy(task.config.get(name, {})), long_context=task.kind == "long_context")
-        return Apis(instances)
+        # its long states are the package's own objects, which what an episode does would change for all later ones
+        return Apis(instances).copy() if task.kind == "long_context" else Apis(instances)
 
     def replay(self, task: BfclTask) -> Replay:
         """Known ones are kept, for tasks that are played again and again."""

@@ -289,6 +289,17 @@ def test_an_instance_is_copied_with_its_chance(package: Package) -> None:
 
 
 @needs_package
+@pytest.mark.parametrize("kind", ["base", "long_context"])
+def test_what_an_episode_does_is_no_part_of_the_next_one(kind: str, package: Package) -> None:
+    """It would begin poorer than its true calls did, which then solve nothing."""
+    task = next(task for task in package.originals(kind) if "TravelAPI" in task.apis)
+    cards = [package.load(task).instances["TravelAPI"].credit_card_list for _ in range(2)]
+    for card in cards[0].values():
+        card["balance"] -= 1.0
+    assert [cards[1][name]["balance"] - card["balance"] for name, card in cards[0].items()] == [1.0] * len(cards[0])
+
+
+@needs_package
 def test_what_schemas_refuse_is_told_from_the_texts_of_an_episode_alone(package: Package) -> None:
     """In each turn of every scripted agent ``refusal`` says what the world said, and nothing where an API answered;
     what ``user_answer`` says by the facts is nearly always what the world says, which compares states."""
