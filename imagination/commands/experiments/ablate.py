@@ -19,6 +19,7 @@ from imagination.commands.experiments.arms import (
     train_arm,
     write_results,
 )
+from imagination.data.augmentation import HINDSIGHT, MADE_BY, supplement_folder
 from imagination.evaluation.monitors.rules import stopped_sentence
 from imagination.runs.lifecycle import need
 from imagination.runs.machine import give_back_memory
@@ -72,7 +73,10 @@ def ablate(config: Config, folder: Path) -> None:
 
 
 def _compare_arms_of_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
-    return compare_arms(config.ablation.arms, prepared_run(config, folder, seed, until="clone"), folder)
+    path = prepared_run(config, folder, seed, until="clone")
+    for settings in config.ablation.arms.values():  # what an arm alone reads, such as goals to dream of
+        prepared_run(config_of_arm(path, folder, settings), folder, seed, until="clone")
+    return compare_arms(config.ablation.arms, path, folder)
 
 
 def compare_arms(arms: Arms, path: Path, folder: Path) -> dict[str, Any]:
@@ -83,6 +87,8 @@ def compare_arms(arms: Arms, path: Path, folder: Path) -> dict[str, Any]:
     configs = {name: config_of_arm(path, folder, settings) for name, settings in arms.items()}
     run = RunFolder(path, next(iter(configs.values())).seed)
     need(run.games / "games.json", "collect")
+    if any(config.dream.hindsight for config in configs.values()):
+        need(supplement_folder(run, HINDSIGHT), MADE_BY[HINDSIGHT])
     print(f"== {path}: the clone", flush=True)
     result = {"run": str(path), "seed": run.summary["seed"], "clone": play_clone(next(iter(configs.values())), path)}
     result |= {"hardware": run.summary["hardware"], "arms": {}}

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import imagination.commands.experiments.ablate as ablation
+import imagination.commands.experiments.arms as experiments
 from imagination.commands.experiments.ablate import ablate, arms_table, compare_arms
 from imagination.commands.experiments.arms import config_of_arm
 from imagination.runs.run_folder import RunFolder
@@ -68,6 +70,35 @@ def test_an_arm_has_the_settings_of_its_run_then_of_the_command_then_its_own(tmp
     of_run = config_of_arm(run, here, "algorithm=rloo")
     assert (of_run.train.updates, of_run.train.group_size) == (3, 6)
     assert (of_run.train.lr, of_run.algorithm.name) == (0.1, "rloo")
+
+
+def test_supplements_that_an_arm_alone_reads_are_made_before_any_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def stage(name: str) -> Any:
+        def run(config: Config, path: Path) -> None:
+            made.append(name)
+            RunFolder(path, 0).update({"done": {name: "done"}})
+
+        return run
+
+    for name in experiments.STAGES:
+        monkeypatch.setitem(experiments.STAGES, name, stage(name))
+    monkeypatch.setattr(ablation, "compare_arms", lambda arms, path, folder: {})
+    config = Config()
+    config.ablation.arms = {"plain": "", "goals": "dream.hindsight=0.3"}
+    ablation._compare_arms_of_seed(config, tmp_path, 0)
+    assert made == ["collect", "fit_world_model", "clone", "relabel"]
+
+
+def test_an_arm_whose_run_has_no_goals_to_dream_of_is_told_before_any_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "games").mkdir()
+    (tmp_path / "games/games.json").touch()
+    RunFolder(tmp_path, 0)
+    arms = {"plain": "", "goals": "dream.hindsight=0.3"}
+    refused(lambda: compare_arms(arms, tmp_path, tmp_path / "here"), f"{tmp_path}/supplements", "imagine relabel")
 
 
 @pytest.mark.parametrize(
