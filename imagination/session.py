@@ -35,7 +35,7 @@ from worldmodel.formats.full import TransitionFormat
 from worldmodel.rewards import GoalWorldModel, KnownRewardsWorldModel, rewarded_actions
 from worldmodel.rules.invariants import OUTCOME
 from worldmodel.rules.rule_set import RuleSet
-from worldmodel.rules.world_model import DeclaredAnswers, RuledWorldModel
+from worldmodel.rules.world_model import RuledWorldModel
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import LanguageWorldModel
 
@@ -154,8 +154,7 @@ class Session:
                 rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
             model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
         log = self.log.train if log is None else log
-        for part, answer in world_models.declared_of(config.env.name, settings.exact, log).items():
-            model = DeclaredAnswers(model, part, answer)
+        model = world_models.with_declared(model, config.env.name, settings.exact, log)
         return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
 
     def _code(self, folder: Path) -> CodeWorldModel:

@@ -34,6 +34,8 @@ class World(Protocol):
         user_answer: optional, ``(start, history, action, facts) -> (observation, reward, terminated) | None``: what the
             user of a task says to an action, by the task's facts; ``None`` where somebody else answers
             (``worldmodel.exact=user``).
+        is_answered: optional, ``(start, history, action, facts) -> bool``: whether by the task's facts this action is
+            not refused for sure. A world model that refuses it is asked again (``worldmodel.exact=user``).
         compose: optional, ``(settings, log, count, seed) -> list[Trajectory]``: at most so many episodes of new tasks,
             made of turns of the log, with what the tasks pay and the facts of their worlds (``imagine relabel
             hindsight.questions=100``). No real step is taken, and no held-out task is touched.

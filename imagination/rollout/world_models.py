@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,8 @@ from worldmodel.formats.memory import MemoryFormat, TaskMemory, declared_facts
 from worldmodel.formats.reasoning import INSTRUCTION, ReasoningFormat, reasoning_of
 from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
 from worldmodel.rules.rule_set import RuleSet, RulesInvalid
-from worldmodel.rules.world_model import DeclaredAnswer
+from worldmodel.rules.world_model import AnsweredActions, DeclaredAnswer, DeclaredAnswers
+from worldmodel.world_model import LanguageWorldModel
 
 STAGE = "fit-world-model"
 UNFINISHED = "unfinished"
@@ -113,13 +114,24 @@ def declared_of(env: str, exact: str, log: Sequence[Trajectory]) -> dict[str, De
         text = refusal(start, history, action)
         return None if text is None else (text, 0.0, False)
 
+    return {"schema": refused, "user": _by_facts(user_answer, log)} if exact == "user" else {"schema": refused}
+
+
+def with_declared(model: LanguageWorldModel, env: str, exact: str, log: Sequence[Trajectory]) -> LanguageWorldModel:
+    """The model behind what ``worldmodel.exact`` takes from the world itself; see ``declared_of``."""
+    declared = declared_of(env, exact, log)
+    world = find_world(env) if "user" in declared else None
+    if (is_answered := getattr(world, "is_answered", None)) is not None and world is not None:
+        model = AnsweredActions(model, _by_facts(is_answered, log), world.invalid)
+    for part, answer in declared.items():
+        model = DeclaredAnswers(model, part, answer)
+    return model
+
+
+def _by_facts(function: Callable[..., Any], log: Sequence[Trajectory]) -> Callable[[str, Sequence[Turn], str], Any]:
+    """A function of an episode and the facts of its task, which the log knows by how the task begins."""
     facts = declared_facts(log)
-
-    def said(start: str, history: Sequence[Turn], action: str) -> tuple[str, float, bool] | None:
-        answer: tuple[str, float, bool] | None = user_answer(start, history, action, facts.get(start, ()))
-        return answer
-
-    return {"schema": refused, "user": said} if exact == "user" else {"schema": refused}
+    return lambda start, history, action: function(start, history, action, facts.get(start, ()))
 
 
 def rules_of(run: RunFolder) -> RuleSet | None:

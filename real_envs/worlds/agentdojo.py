@@ -24,7 +24,7 @@ from real_envs.calls import Call, signature
 from real_envs.env import StepResult, Task
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
-from real_envs.worlds.bfcl import call_of, refusal, signatures
+from real_envs.worlds.bfcl_declared import call_of, refusal, signatures
 from real_envs.worlds.generated import (
     Game,
     GeneratedWorld,

@@ -9,10 +9,8 @@ pays its part of 1; one that is not ends the episode.
 
 from __future__ import annotations
 
-import inspect
 import random
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,10 +20,9 @@ from real_envs.calls import Call, parse_call, signature
 from real_envs.env import StepResult, Task
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
-from real_envs.trajectory import Turn
+from real_envs.worlds.bfcl_declared import FAILED, SOLVED, call_of, is_answered, refusal, signatures, user_answer
 from real_envs.worlds.bfcl_drawn import DrawnTasks, drawn_words
 from real_envs.worlds.bfcl_tasks import (
-    CHANGING,
     CLASSES,
     REFUSED,
     BfclTask,
@@ -46,17 +43,10 @@ from real_envs.worlds.generated import (
 
 VERSION = "2026.3.23"
 DONE = "done()"
-_BEGINS = re.compile(r"\s*(?:[\[{]|[A-Za-z_][\w.]*\()")  # a call; other text is for the user
-_TOOL = re.compile(r"^(\w+)\((.*)\)$", re.MULTILINE)
-_PARAMETER = re.compile(r"(?:^|, )(\w+)(\??): ")
-_REQUEST = re.compile(r"^User: ", re.MULTILINE)
-_OF_USER = re.compile(r"(?:calls|request|tools) \d+: ")
-_LONGEST = 8000  # characters of a call that are read
 _FOLDS = 5
 _ROUNDS = 40  # states drawn of each original, before there are said to be no more that differ
 _CALLS = 16  # random ones that are tried for scripted agents
 _HEAD = "Session {session}. Answer with one call of a tool, or with done() when the request is fulfilled.\n{tools}\n"
-_SOLVED, _FAILED = "The user is content.", "The user is not content."
 
 LANGUAGE = CommandGrammar.of(
     "2 cd(folder='{a}') | 2 cat(file_name='{a}') | 2 mv(source='{a}', destination='{b}') | 1 cp(source='{a}', "
@@ -109,107 +99,6 @@ def _package(folder: Path) -> Package:
 def is_heldout(number: int) -> bool:
     """Whether the original task of that number is of the fold that judges policies: one in five, for any seed."""
     return derive_seed("BFCL fold", number) % _FOLDS == 0
-
-
-def signatures(text: str) -> dict[str, inspect.Signature]:
-    """The tools that lines of a text list, as ``real_envs.calls.signature`` writes them."""
-    return {name: inspect.Signature(_parameters(written)) for name, written in _TOOL.findall(text)}
-
-
-def _parameters(written: str) -> list[inspect.Parameter]:
-    _, *parts = _PARAMETER.split(written)  # name, ``?`` or nothing, and the type with a default, again and again
-    free = [bool(optional) or " = " in kind for optional, kind in zip(parts[1::3], parts[2::3], strict=True)]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    names = zip(parts[::3], free, strict=True)
-    return [inspect.Parameter(name, kind, default=None if may else inspect.Parameter.empty) for name, may in names]
-
-
-def call_of(action: str, tools: Mapping[str, inspect.Signature]) -> Call | None:
-    """The call that an action makes; ``None``: it ends the user's turn.
-
-    Raises:
-        ValueError: no tool can be called so; the message says why.
-    """
-    if not _BEGINS.match(action) and "<tool_call>" not in action:
-        return None
-    call = parse_call(action[:_LONGEST])
-    if call.name == "done":
-        return None
-    if call.name not in tools:
-        raise ValueError(f"there is no tool '{call.name[:80]}'")
-    try:
-        tools[call.name].bind(**call.named(list(tools[call.name].parameters)))
-    except TypeError as error:
-        raise ValueError(f"{call.name}: {error}") from None
-    return call
-
-
-def refusal(start: str, history: Sequence[Turn], action: str) -> str | None:
-    """What is said to a call that the tools in an episode's texts do not allow; ``None`` where others answer.
-
-    Where the tools are a function of the texts, so is this answer: a world model need not learn it.
-    """
-    # before the user speaks, in the start and in what ends a turn
-    spoken = [text.partition("\nUser: ") for text in (start, *(turn.observation for turn in history))]
-    tools = signatures("\n".join(before for before, user, _ in spoken if user))
-    try:
-        call_of(action, tools)
-    except ValueError as error:
-        return f"Error: {error}"
-    return None
-
-
-def user_answer(
-    start: str, history: Sequence[Turn], action: str, facts: Sequence[str]
-) -> tuple[str, float, bool] | None:
-    """What the user says to the end of a turn, what it pays and whether it ends the episode, by ``BfclTask.facts``.
-
-    A turn is fulfilled where all its true calls were made and answered, and nothing else was that changes a state: of
-    texts alone, so it is not quite the world's own judgement, which compares states. ``None`` where no turn is ended,
-    and where the next one brings tools along, of which facts give the names alone.
-    """
-    if not _ends_turn(action):
-        return None
-    of_user = dict(fact.split(": ", 1) for fact in facts if _OF_USER.match(fact))
-    # by what the agent did: a dreamed answer of a tool may look like a request, and is none
-    begun = [0, *(k + 1 for k, turn in enumerate(history) if _ends_turn(turn.action))]
-    texts = [start, *(turn.observation for turn in history)]
-    tools = signatures("\n".join(_REQUEST.split(texts[k], 1)[0] for k in begun))
-    number, turns = len(begun), sum(key.startswith("calls") for key in of_user)
-    if number > turns or f"tools {number + 1}" in of_user:
-        return None
-
-    def bound(text: str) -> tuple[str, dict[str, Any]] | None:
-        """The tool and its arguments by name; ``None`` where the schemas refuse the call."""
-        try:
-            call = call_of(text, tools)
-        except ValueError:
-            return None
-        assert call is not None
-        return call.name, tools[call.name].bind(**call.named(list(tools[call.name].parameters))).arguments
-
-    asked = of_user[f"calls {number}"]
-    wanted = [bound(call) for call in re.split(r"; (?=\w+\()", asked)] if asked != "none" else []
-    answered = (turn.action for turn in history[begun[-1] :] if not refused(turn.observation))
-    made = [call for call in map(bound, answered) if call is not None]
-    for call in wanted:
-        if call not in made:
-            return _FAILED, 0.0, True
-        made.remove(call)
-    if any(name in CHANGING and (name != "echo" or "file_name" in arguments) for name, arguments in made):
-        return _FAILED, 0.0, True
-    part = round(1.0 / turns, 2)
-    if number == turns:
-        return _SOLVED, round(1.0 - part * (turns - 1), 6), True
-    return f"User: {of_user[f'request {number + 1}']}", part, False
-
-
-def _ends_turn(action: str) -> bool:
-    """Whether an action is no call of any tool."""
-    try:
-        return call_of(action, {}) is None
-    except ValueError:
-        return False
 
 
 class BfclGame(Game):
@@ -267,11 +156,11 @@ class BfclGame(Game):
         last = self._turn == len(self._task.turns) - 1
         if not self.fulfilled():
             self._plan = []
-            return StepResult(self._observation(_FAILED), 0.0, True, False)
+            return StepResult(self._observation(FAILED), 0.0, True, False)
         reward = 1.0 - self._paid if last else round(1.0 / len(self._task.turns), 2)
         self._paid += reward
         if last:
-            return StepResult(self._observation(_SOLVED), round(reward, 6), True, False)
+            return StepResult(self._observation(SOLVED), round(reward, 6), True, False)
         self._turn += 1
         self._begin_turn()
         return StepResult(self._observation(self._request()), round(reward, 6), False, False)
@@ -356,6 +245,7 @@ class Bfcl(GeneratedWorld):
     language: ClassVar[CommandGrammar] = LANGUAGE
     refusal = staticmethod(refusal)
     user_answer = staticmethod(user_answer)
+    is_answered = staticmethod(is_answered)
 
     def draw(self, settings: BfclSettings, request: TaskRequest) -> dict[str, list[dict[str, str]]]:
         """Originals first, in random order, then states that are drawn of them. No original is in two splits, but where

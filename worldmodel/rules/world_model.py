@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -141,3 +143,41 @@ class DeclaredAnswers(WorldModelWrapper):
             return await self.model.predict(start, history, action, seed, session)
         sure = 0.0 if len(self.engines) > 1 else None
         return Prediction(*declared, 1.0, 1.0, disagreement=sure, outcome_by="predicate", rule=self.part)
+
+
+class AnsweredActions(WorldModelWrapper):
+    """Any world model, asked again where it refuses what the world declares to be answered.
+
+    Args:
+        surely: whether an action after ``(start, history)`` is answered for sure.
+        refusal: a regular expression of answers that refuse.
+        resamples: how often at most. A greedy model is resampled at temperature 1.
+    """
+
+    def __init__(
+        self,
+        model: LanguageWorldModel,
+        surely: Callable[[str, Sequence[Turn], str], bool],
+        refusal: str,
+        resamples: int = 8,
+    ) -> None:
+        super().__init__(model)
+        self.surely, self.refusal, self.resamples = surely, refusal, resamples
+        self.version = f"{model.version}+answered"
+        self._sampled = model.at_temperature(1.0) if model.temperature == 0 else model
+
+    def around(self, model: LanguageWorldModel) -> AnsweredActions:
+        return AnsweredActions(model, self.surely, self.refusal, self.resamples)
+
+    async def predict(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+    ) -> Prediction:
+        prediction = await self.model.predict(start, history, action, seed, session)
+        tries = 0
+        sure = re.match(self.refusal, prediction.observation) is not None and self.surely(start, history, action)
+        while sure and re.match(self.refusal, prediction.observation) and tries < self.resamples:
+            tries += 1
+            with suppress(PredictionInvalid):
+                again = derive_seed("answered", seed, tries)
+                prediction = await self._sampled.predict(start, history, action, again, session)
+        return replace(prediction, resampled=prediction.resampled + tries)

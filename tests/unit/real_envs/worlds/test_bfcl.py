@@ -17,7 +17,8 @@ from real_envs.env import Task
 from real_envs.errors import UserError
 from real_envs.scripted_agents import mixture
 from real_envs.trajectory import Observation, Turn
-from real_envs.worlds.bfcl import LANGUAGE, Bfcl, BfclGame, BfclSettings, is_heldout, refusal, user_answer
+from real_envs.worlds.bfcl import LANGUAGE, Bfcl, BfclGame, BfclSettings, is_heldout
+from real_envs.worlds.bfcl_declared import is_answered, refusal, user_answer
 from real_envs.worlds.bfcl_drawn import DrawnTasks, drawn_words
 from real_envs.worlds.bfcl_tasks import CHANGING, REFUSED, BfclTask, Package, entities, refused
 from real_envs.worlds.generated import TaskRequest
@@ -302,9 +303,10 @@ def test_what_an_episode_does_is_no_part_of_the_next_one(kind: str, package: Pac
 @needs_package
 def test_what_schemas_refuse_is_told_from_the_texts_of_an_episode_alone(package: Package) -> None:
     """In each turn of every scripted agent ``refusal`` says what the world said, and nothing where an API answered;
-    what ``user_answer`` says by the facts is nearly always what the world says, which compares states."""
+    what ``user_answer`` says by the facts is nearly always what the world says, which compares states; and what
+    ``is_answered`` is sure of, no API refuses."""
     assert FOLDER is not None
-    game, refusals, others = BfclGame(FOLDER, privileged=True), 0, 0
+    game, refusals, others, sure = BfclGame(FOLDER, privileged=True), 0, 0, 0
     same, paid = Counter[bool](), Counter[tuple[bool, bool]]()
     for number, original in enumerate([*package.originals("base")[::9], *package.originals("miss_func")[::20]]):
         facts = original.facts()
@@ -316,6 +318,9 @@ def test_what_schemas_refuse_is_told_from_the_texts_of_an_episode_alone(package:
                 declared = refusal(start.text, history, action)
                 said = text if text.startswith("Error: ") else None
                 assert declared == said, action
+                if is_answered(start.text, history, action, facts):
+                    sure += 1
+                    assert not refused(text), action
                 refusals, others = refusals + (said is not None), others + (said is None)
                 if answer := user_answer(start.text, history, action, facts):
                     same[answer == (text, pytest.approx(result.reward), result.terminated)] += 1
@@ -323,7 +328,7 @@ def test_what_schemas_refuse_is_told_from_the_texts_of_an_episode_alone(package:
                 else:
                     assert original.kind == "miss_func" or not (result.reward or result.terminated)
                 history.append(Turn(action, text, result.reward, result.terminated))
-    assert min(refusals, others) > 100
+    assert min(refusals, others, sure) > 100
     assert same[True] > 0.95 * same.total() > 200
     assert paid[True, True] > 0.97 * (paid[True, True] + paid[True, False]) > 60, "what it pays, the world pays"
 
@@ -345,6 +350,13 @@ def test_an_answer_that_looks_like_a_request_ends_no_turn_and_pays_nothing() -> 
     assert user_answer(start, second, "ls()", facts) is None
     assert user_answer(start, second, "rm('a')", facts) is None
     assert user_answer(start, [], "done()", ()) is None
+    assert is_answered(start, [fake], "cd('a')", facts)
+    assert not is_answered(start, [fake], "cd('b')", facts)
+    assert not is_answered(start, [Turn("cd('b')", "{}", 0.0, False)], "cd('a')", facts), "it is elsewhere"
+    assert is_answered(start, [Turn("cd('b')", '{"error": "no b"}', 0.0, False)], "cd('a')", facts)
+    assert is_answered(start, second, "ls()", facts)
+    assert not is_answered(start, first, "ls()", facts), "of the second request, which has not come"
+    assert not is_answered(start, [], "cd('a')", ())
 
 
 @needs_package

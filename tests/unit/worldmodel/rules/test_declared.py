@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from imagination.rollout.world_models import declared_of
@@ -10,7 +12,7 @@ from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.dreamed import steps
 from tests.support.scripted import Answering
 from worldmodel.formats.memory import TaskMemory
-from worldmodel.rules.world_model import DeclaredAnswers
+from worldmodel.rules.world_model import AnsweredActions, DeclaredAnswers
 from worldmodel.world_model import Prediction
 
 TOOLS = "Tools.\nmv(source: str, destination: str)\nrate(day?: str, scale: int = 1)\nUser: Move a."
@@ -77,3 +79,22 @@ def test_facts_are_of_the_one_task_that_begins_so() -> None:
     expected = ("User: Second.", 0.5, False), [*going_on]
     assert answer(going_on) == answer(going_on, (), going_on) == expected
     assert answer(going_on, moves) == answer(moves, going_on) == (None, [])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_that_refuses_what_is_answered_for_sure_is_asked_again(temperature: float) -> None:
+    tried: Counter[str] = Counter()
+
+    def answer(seen: object, action: str) -> Prediction:
+        tried[action] += 1
+        refuses = tried[action] < 3
+        return Prediction("Error: no" if refuses else "{}", 0.0, False, confidence=0.3, outcome_confidence=0.4)
+
+    model = Answering(answer)
+    model.temperature = temperature
+    sure = AnsweredActions(model, lambda start, history, action: action == "a", "Error")  # type: ignore[arg-type]
+    assert [result.observation.text for result in steps(sure, ["a", "b"], TOOLS)] == ["{}", "Error: no"]
+    assert tried == {"a": 3, "b": 1}
+    never = Answering(lambda seen, action: Prediction("Error: no", 0.0, False, 1.0, 1.0))
+    given_up = steps(AnsweredActions(never, lambda *_: True, "Error", 2), ["a"], TOOLS)  # type: ignore[arg-type]
+    assert (given_up[0].observation.text, given_up[0].info["resampled"]) == ("Error: no", 2)
