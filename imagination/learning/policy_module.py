@@ -176,7 +176,8 @@ class PolicyModule(L.LightningModule):
         size = math.ceil(n / settings.minibatches)
         # the only step of an update reads all rows under the policy that acted, and needs no memory of it, unless the
         # length of the step is measured: by the engine's log-probs that would be its distance from the trainer
-        remembered = not update.exact and (settings.epochs > 1 or size < n or settings.max_kl > 0)
+        exact = update.exact and (self.algorithm.loss_mask or not settings.max_kl)  # none came with what the world said
+        remembered = not exact and (settings.epochs > 1 or size < n or settings.max_kl > 0)
         if remembered:
             self.compute(partial(self._remember_logprobs, batch, range(n)))
         for _epoch in range(settings.epochs):

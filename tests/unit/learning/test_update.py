@@ -256,6 +256,20 @@ def test_the_length_of_a_step_is_no_distance_of_the_engine_from_the_trainer() ->
     assert recorded[0]["halved"] == 0
 
 
+def test_the_length_of_a_step_is_known_where_what_the_world_said_is_trained_on() -> None:
+    """No engine has log-probs of that: NaN would halve every step six times."""
+    recorded = list[dict[str, float]]()
+    rows = [replace(row, rewards=torch.tensor([float(k)])) for k, row in enumerate(rollouts(make_model(), 1.0))]
+    settings = replace(DEFAULTS, lr=1e-9, max_kl=0.03, minibatches=2)
+    unmasked = replace(ALGORITHMS["grpo"], loss_mask=False)
+    fit(
+        PolicyModule(make_model(), unmasked, settings, lambda i, m: recorded.append(dict(m))),
+        Update(0, rows, exact=True),
+    )
+    assert recorded[0]["update_kl"] < 1e-6
+    assert recorded[0]["halved"] == 0
+
+
 @pytest.mark.parametrize(
     ("index", "passed", "rate"), [(0, 0.0, 0.02), (2, 0.0, 0.011), (2, 0.3, 0.011), (2, 1.0, 0.002), (4, 0.0, 0.002)]
 )
