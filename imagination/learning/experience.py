@@ -366,7 +366,7 @@ def assign_credit(
     judged = [*own, *_where((batch.ce_weight != 0).any(1) & (batch.turns >= 0).any(1))]
     rows = batch[judged]
     whole, index = rows.joined()
-    episodes = episodes_of(whole, algorithm, shaped, process_coef)
+    episodes = episodes_of(whole, index[:, 0], algorithm, shaped, process_coef)
     if step_rewards is not None:  # experts have none
         more = episodes.turn_rewards.shape[1] - step_rewards.shape[1], len(whole) - len(step_rewards)
         padded = torch.nn.functional.pad(step_rewards, (0, more[0], 0, more[1]), value=NAN)
@@ -390,8 +390,10 @@ def assign_credit(
         batch.learned[own, :width] = by_row(advantages.learned)[:n]
 
 
-def episodes_of(rows: RowBatch, algorithm: Algorithm, shaped: Tensor | None, process_coef: float) -> Episodes:
-    """The columns of the rows that an algorithm judges by."""
+def episodes_of(
+    rows: RowBatch, begins: Tensor, algorithm: Algorithm, shaped: Tensor | None, process_coef: float
+) -> Episodes:
+    """The columns of the rows that an algorithm judges by; ``begins``: of contexts, in a flattened column."""
     index, n = rows.turns, len(rows)
     acts = (index >= 0).any(1)
     if not acts.all():
@@ -410,7 +412,7 @@ def episodes_of(rows: RowBatch, algorithm: Algorithm, shaped: Tensor | None, pro
         worst = torch.where(exists & process.isfinite(), process_coef * process, 0.0).amin().clamp(max=0.0)
         shaped[torch.arange(n), index.amax(1).clamp(min=0)] += worst * rows.turns_lost
     everything = rows.attention_mask.clone()
-    everything[:, 0] = False  # nothing predicts it
+    everything.view(-1)[begins] = False  # nothing predicts them
     # an expert belongs to the world of the group that it is compared with
     worlds = {g: s for g, s in zip(rows.group.tolist(), rows.source.tolist(), strict=True) if s != _EXPERT}
     world = [worlds.get(g, s) for g, s in zip(rows.group.tolist(), rows.source.tolist(), strict=True)]

@@ -13,16 +13,18 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.learning.algorithms import ALGORITHMS
+from imagination.learning.algorithms import ALGORITHMS, build_algorithm
 from imagination.learning.experience import assign_credit, policy_row, policy_rows
 from imagination.rollout.dream_env import DreamEnv, Start
 from imagination.rollout.play import Episode, Provenance, play, play_all
+from imagination.settings import AlgorithmSettings
 from imagination.settings.algorithm_parts import GroupRelative
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import build_model
@@ -34,7 +36,7 @@ from policy.lm.settings import ModelSettings
 from real_envs.env import Env, StepResult, Task
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trajectory, Turn
-from tests.support.plain import TOKENIZER, assert_same, gradient, gradients_of, make_model, scored
+from tests.support.plain import TOKENIZER, assert_same, credited, gradient, gradients_of, make_model, scored
 from worldmodel.world_model import Prediction
 
 CHAT = ChatFormat(TOKENIZER)
@@ -145,6 +147,18 @@ def test_every_algorithm_judges_contexts_as_the_episode_that_they_are(name: str)
     for column in ("rl_weight", "learned"):
         assert int((getattr(one, column) != 0).sum()) == int((getattr(several, column) != 0).sum())
     assert not several.advantages[several.rl_weight == 0].any() or name == "filtered_bc"
+
+
+@pytest.mark.parametrize("masks", [{"loss_mask": False}, {"name": "ppo", "advantage_mask": False}])
+def test_nothing_predicts_the_first_token_of_a_context(masks: dict[str, Any]) -> None:
+    """Without the masks, too, under which all others are trained on."""
+    model, played = rollouts()
+    rows = policy_rows(played)
+    trained = AlgorithmSettings(**masks)
+    batch = credited(rows, build_algorithm(trained), 0.5)
+    assert not batch.trained_mask[:, 0].any()
+    assert int((batch.trained_mask | ~batch.attention_mask)[:, 1:].sum()) == batch.ids[:, 1:].numel()
+    assert gradient(model, rows, algorithm=trained, judge=True)
 
 
 # --- whose tokens they are ---
