@@ -197,6 +197,18 @@ def test_lora_weights_are_those_of_the_moment() -> None:
     assert any("lora_" in n for n, _ in model.named_parameters())
 
 
+@pytest.mark.parametrize("ends", ["lm_head", "embed_tokens"])
+def test_adapters_of_output_and_embeddings_play(ends: str) -> None:
+    model = with_lora(build("llama"), LoraSettings(rank=4, target_modules=f".*(_proj|{ends})"))
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in (p for p in model.parameters() if p.requires_grad):
+            weight.copy_(torch.randn(weight.shape, generator=rng) * 0.2)
+    ids = prompt(9, seed=1)
+    (completion,) = together(InProcessEngine(model, CONTEXT).complete(ids, Sampling(6, NEVER), 0))
+    assert_scored(model, ids, completion, 1.0)
+
+
 def test_bf16_log_probs_stay_within_their_tolerance() -> None:
     """Stated for bf16: 0.05 in the mean over tokens of models as sharp as trained ones; fp32 is exact to 1e-4."""
     model = make_model(std=0.05)

@@ -332,8 +332,12 @@ def _rope_type(config: Any) -> str:
 
 
 def _plain(model: Any) -> bool:
-    """All projections are plain linear layers, or such with plain LoRA on top; no quantisation, no other adapters, and
-    no biases but those of query, key and value."""
+    """All projections are plain linear layers, or such with plain LoRA on top; no quantisation, no other adapters, none
+    on embeddings and output, and no biases but those of query, key and value."""
+    if type(model.get_input_embeddings()) is not torch.nn.Embedding:
+        return False
+    if type(model.get_output_embeddings()) is not torch.nn.Linear:
+        return False
     for name, module in decoder(model).layers.named_modules():
         if not name.endswith("_proj"):
             continue
