@@ -99,10 +99,10 @@ def overlong_penalty(lengths: Tensor, settings: DynamicSampling) -> Tensor:
     ``min(-(length - (max_tokens - buffer)) / buffer * penalty, 0)``, Yu et al. 2025 (arXiv 2503.14476, eq. 13).
 
     Lengths ``[n]`` are of agent tokens. The result lies between ``-overlong_penalty`` and 0 and is added to the
-    returns.
+    returns. An episode of somebody else, which no limit of ours cut, can be longer than ``max_tokens``.
 
     Raises:
-        ValueError: ``max_tokens`` is missing, or an episode is longer, at which generation is cut.
+        ValueError: ``max_tokens`` is missing.
 
     Example::
 
@@ -113,9 +113,7 @@ def overlong_penalty(lengths: Tensor, settings: DynamicSampling) -> Tensor:
         return torch.zeros_like(lengths, dtype=torch.float32)
     if limit is None:
         raise ValueError("overlong_buffer needs max_tokens, the most agent tokens an episode can have")
-    if lengths.numel() and int(lengths.max()) > limit:
-        raise ValueError(f"an episode has {int(lengths.max())} tokens, above max_tokens = {limit}")
-    return (-(lengths.float() - (limit - buffer)) / buffer * settings.overlong_penalty).clamp(max=0.0)
+    return (-(lengths.float() - (limit - buffer)) / buffer).clamp(-1.0, 0.0) * settings.overlong_penalty
 
 
 @torch.no_grad()

@@ -54,6 +54,13 @@ def test_an_algorithm_of_tokens_has_a_return_before_each_token() -> None:
     assert first == pytest.approx([0.5**k for k in reversed(range(tokens))])
 
 
+def test_logged_episodes_may_be_longer_than_a_policy_may_play() -> None:
+    """They pay the whole fine of an overlong one, and no more."""
+    first, second = returns(ALGORITHMS["turn_ppo"].with_settings(max_tokens=8, overlong_buffer=4))
+    assert first == pytest.approx([0.0, 0.0, 0.0])
+    assert second == pytest.approx([-0.25, -0.5])
+
+
 def test_transitions_go_from_state_to_state_of_an_episode() -> None:
     """States by a plain forward pass over the prompt of each turn, which is what the policy had read then."""
     model = make_model()
