@@ -28,6 +28,12 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
         algorithm.check_run(group_size=train.group_size, steps_per_update=train.epochs * train.minibatches)
     except ValueError as error:
         yield str(error)
+    most = algorithm.sampling.max_tokens
+    if algorithm.aggregation == "constant" and most is not None and most < longest_episode(config):
+        yield (
+            f"algorithm.max_tokens={most} is less than the {longest_episode(config)} tokens that an episode of "
+            "dream.max_turns actions of max_action_tokens can have: leave it out, or lower one of these"
+        )
     if train.extra_groups and not algorithm.sampling.drop_equal_groups:
         yield (
             f"train.extra_groups plays on for groups that are left out, and {algorithm.name} leaves none out: set it "

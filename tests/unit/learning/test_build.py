@@ -104,6 +104,7 @@ def changed_config(**sections: dict[str, Any]) -> Config:
     ("sections", "words"),
     [
         ({"algorithm": {"lam": 0.9}}, r"lam .* grpo"),
+        ({"algorithm": {"name": "dr_grpo", "max_tokens": 191}}, r"max_tokens=191 is less than the 192 tokens"),
         ({"train": {"group_size": 1}}, r"set train\.group_size .* ppo"),
         ({"algorithm": {"name": "reinforce"}}, r"set train\.epochs=1 and train\.minibatches=1"),
         ({"train": {"extra_groups": 1.0}, "algorithm": {"name": "ppo"}}, r"ppo .*: set it to 0"),
