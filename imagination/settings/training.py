@@ -94,7 +94,8 @@ class TrainSettings:
     keep_every: int = 0
 
     def __post_init__(self) -> None:
-        require(self, "in [0, 1]", "observation_share")
+        require(self, "in [0, 1]", "observation_share", "lr_end")
+        require(self, "above 0", "grad_clip")
         require(self, "1 or more", "oversample", "epochs", "minibatches", "groups", "group_size")
         require(self, "1 or more", "micro_tokens", "validate_every", "checkpoint_every")
 

@@ -149,6 +149,13 @@ def test_a_run_that_cannot_work_does_not_start(sections: dict[str, dict[str, Any
         check(changed_config(**sections))
 
 
+@pytest.mark.parametrize("word", ["grad_clip=0", "lr_end=2"])
+def test_what_would_learn_nothing_or_change_nothing_is_refused(word: str) -> None:
+    """A gradient of length 0 is none, and a rate that rises would stay as it is."""
+    with pytest.raises(UserError, match=f"{word.partition('=')[0]} must be"):
+        load_config([f"train.{word}"], Config)
+
+
 def test_a_copy_of_a_sharded_policy_is_refused() -> None:
     config = changed_config(algorithm={"name": "istar"})
     config.strategy = "fsdp2"
