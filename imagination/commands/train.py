@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.commands.check_train import check, check_experts
+from imagination.data.augmentation import HINDSIGHT
 from imagination.evaluation.costs import real_costs, spent_before
 from imagination.evaluation.monitors.monitor import Probe, TripwireMonitor
 from imagination.evaluation.monitors.rollout_stats import LogReference
@@ -217,7 +218,8 @@ class _Data:
         experts = [t for t in solved if t.source is Source.EXPERT and t.task_id not in judged]
         check_experts(config, len(experts))
         goals = None
-        if reached := session.reached_goals():
+        apart = {f"{HINDSIGHT}/{t.id}" for t in log if t.task_id in judged}
+        if reached := [t for t in session.reached_goals() if t.id not in apart]:
             goals, log = ReachedGoals(reached, log), [*log, *reached]
             known = [*known, *(t for t in reached if t.world_facts)]  # of composed questions; other goals have none
             starts = {**starts, **goals.starts}

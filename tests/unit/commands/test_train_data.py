@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from imagination.commands.train import _Data, _worlds
+from imagination.data.augmentation import relabelled
 from imagination.rollout.dream_env import starts_from_log
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Log, Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
+from imagination.settings.models import HindsightSettings
 from real_envs.env import Task
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.scripted import Answering
@@ -20,9 +24,9 @@ from worldmodel.rewards import Goal
 from worldmodel.world_model import Prediction
 
 
-def data_of(log: list[Trajectory], config: Config) -> _Data:
+def data_of(log: list[Trajectory], config: Config, reached: Sequence[Trajectory] = ()) -> _Data:
     session: Any = SimpleNamespace(
-        config=config, log=SimpleNamespace(train=log), run=None, training_seed=0, reached_goals=lambda: []
+        config=config, log=SimpleNamespace(train=log), run=None, training_seed=0, reached_goals=lambda: [*reached]
     )
     return _Data.of(session, None)
 
@@ -40,6 +44,19 @@ def test_no_expert_of_a_validation_task_is_imitated() -> None:
     validation = {data.starts[name].task_id for name in data.validation}
     assert len(validation) == 4
     assert {t.task_id for t in data.experts} == {f"t{n}" for n in range(10)} - validation
+
+
+def test_no_dream_of_another_goal_begins_as_a_validation_task_does() -> None:
+    config = Config()
+    config.train.validation_tasks, config.train.expert_share = 4, 0.0
+    log = [episode(f"t{n}", "lost", 0.0) for n in range(10)]
+    told = [relabelled(t, HindsightSettings([["lost", "lose"]], place="start")) for t in log]
+    data = data_of(log, config, [replace(t, task_id=t.id) for t in told if t is not None])
+    validation = {data.starts[name].task_id for name in data.validation}
+    assert data.goals is not None
+    assert {start.text for start in data.goals.starts.values()} == {f"lose t{n}" for n in range(10)} - {
+        f"lose {task}" for task in validation
+    }
 
 
 def test_rewards_are_known_of_the_held_out_tasks_that_are_trained_in(tmp_path: Path) -> None:
