@@ -83,6 +83,8 @@ def train(
     with run_stage(config, folder, "train") as run:
         session = Session(config, run)
         data = _Data.of(session, starts)
+        if recorded is not None:
+            recorded = recorded.without({data.starts[name].task_id for name in data.validation})
         with _players(session, data, recorded) as players:
             _train(session, algorithm, data, recorded, players)
 

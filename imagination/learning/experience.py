@@ -6,7 +6,7 @@ import hashlib
 import math
 import operator
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean
@@ -285,6 +285,10 @@ class RecordedGroups:
         """Groups in order of first appearance. Those without sampled tokens, and outages, teach nothing."""
         groups = by_group(e for e in episodes if e.trace is not None and not e.stop.is_failure)
         return cls(tuple(map(tuple, groups.values())))
+
+    def without(self, tasks: Collection[str]) -> RecordedGroups:
+        """Those that were played in other tasks."""
+        return RecordedGroups(tuple(group for group in self.groups if group[0].task_id not in tasks))
 
     def deal(self, before: int, count: int) -> list[Trajectory]:
         """``count`` groups, or all if there are not so many, after ``before`` of them were dealt; then from the front.

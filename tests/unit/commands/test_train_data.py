@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from imagination.commands import train as command
 from imagination.commands.train import _Data, _worlds
 from imagination.data.augmentation import relabelled
+from imagination.learning.experience import RecordedGroups
 from imagination.rollout.dream_env import starts_from_log
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Log, Session
@@ -57,6 +62,21 @@ def test_no_dream_of_another_goal_begins_as_a_validation_task_does() -> None:
     assert {start.text for start in data.goals.starts.values()} == {f"lose t{n}" for n in range(10)} - {
         f"lose {task}" for task in validation
     }
+
+
+def test_no_recorded_episode_of_a_validation_task_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, found = Config(), list[tuple[_Data, RecordedGroups]]()
+    config.train.validation_tasks = 4
+    log = [episode(f"t{n}", "won", 1.0) for n in range(10)]
+    data = data_of(log, config)
+    monkeypatch.setattr(command, "run_stage", lambda *_: nullcontext())
+    monkeypatch.setattr(command, "Session", lambda *_: None)
+    monkeypatch.setattr(command._Data, "of", lambda *_: data)
+    monkeypatch.setattr(command, "_players", lambda *_: nullcontext())
+    monkeypatch.setattr(command, "_train", lambda *given: found.append((given[2], given[3])))
+    command.train(config, Path(), RecordedGroups(tuple((t,) for t in log)))
+    validation = {data.starts[name].task_id for name in data.validation}
+    assert {group[0].task_id for group in found[0][1].groups} == {t.task_id for t in log} - validation
 
 
 def test_rewards_are_known_of_the_held_out_tasks_that_are_trained_in(tmp_path: Path) -> None:
