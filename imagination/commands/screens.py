@@ -54,6 +54,8 @@ def fit_screens(config: Config, folder: Path) -> None:
     from worldmodel.extras.screen.model import ScreenModel
 
     settings, fit = config.worldmodel.screen, config.fit
+    if fit.minutes:
+        raise UserError("worldmodel.kind=screen is fitted for fit.steps, whatever time they take: set fit.minutes=0")
     with run_stage(config, folder, STAGE) as run:
         train, _ = read_log(run, config.collect.validation)
         turns, frames = screenshots(run, train, settings.shrink)

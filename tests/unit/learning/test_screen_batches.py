@@ -13,8 +13,10 @@ pytest.importorskip("diffusers", reason="pip install 'imagination[diffusion]'")
 
 import torch
 
+from imagination.commands.screens import fit_screens
 from imagination.learning.screen_module import ScreenBatches
-from imagination.settings import UserError
+from imagination.settings import Config, UserError
+from imagination.settings.compose import load_config
 from tests.support.square_pages import SQUARE, episode
 from worldmodel.extras.screen.data import Frames, ScreenTransition, transitions_of
 from worldmodel.extras.screen.model import ScreenModel
@@ -79,6 +81,11 @@ def test_turns_that_change_nothing_get_their_share(tmp_path: Path, share: float)
 def test_a_share_of_what_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unchanged_share=0\.5: no logged turn"):
         batches(tmp_path, unchanged=0.5, only=[True])
+
+
+def test_a_time_limit_that_would_not_hold_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"set fit\.minutes=0"):
+        fit_screens(load_config(["worldmodel.kind=screen", "fit.minutes=1"], Config), tmp_path)
 
 
 def test_a_window_must_fit_the_network() -> None:
