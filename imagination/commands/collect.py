@@ -147,7 +147,7 @@ def failure_weights(
 
 
 def _parameters(spec: Mapping[str, str]) -> list[tuple[str, str]]:
-    parts = ((key, *part.rpartition("=")[::2]) for key, text in spec.items() for part in text.split(","))
+    parts = ((key, *part.rpartition("=")[::2]) for key, text in spec.items() for part in str(text).split(","))
     return [(f"{key} {name}".strip(), value) for key, name, value in parts]
 
 

@@ -312,7 +312,9 @@ class TextWorld(GeneratedWorld):
         write_atomically(folder / FILE, json.dumps({"settings": asdict(settings), "splits": splits}, indent=1))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
+        return PooledTasks(self.drawn(folder)[1], partial(TextWorldGame, privileged), workers)
+
+    def drawn(self, folder: Path) -> tuple[dict[str, Any], dict[str, list[Task]]]:
         folder = folder.resolve()
-        drawn = json.loads((folder / FILE).read_text())["splits"]
-        splits = {split: [_task(folder, name) for name in names] for split, names in drawn.items()}
-        return PooledTasks(splits, partial(TextWorldGame, privileged), workers)
+        data = json.loads((folder / FILE).read_text())
+        return data["settings"], {k: [_task(folder, name) for name in names] for k, names in data["splits"].items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,3 +74,15 @@ def test_training_tasks_are_drawn_where_the_policy_of_another_run_fails(
     assert len(drawn("second", "seed=1")) == 5
     with pytest.raises(UserError, match="nowhere is no run"):
         drawn("third", "games.focus=nowhere")
+
+
+def test_tasks_of_any_world_can_be_asked_where_a_policy_fails(tmp_path: Path) -> None:
+    """TextWorld writes ``games.json`` in a way of its own; a variation of ALFWorld is a number."""
+    first = RunFolder(tmp_path / "first", 0)
+    first.games.mkdir()
+    (first.games / "games.json").write_text('{"settings": {}, "splits": {"train": ["tw-1"], "heldout": ["tw-2"]}}')
+    words = ["games.focus=first", f"output={tmp_path}"]
+    with pytest.raises(UserError, match="no policy was trained"):
+        generate_tasks(load_config(words, Config), RunFolder(tmp_path / "second", 0))
+    spec: dict[str, Any] = {"path": "game", "variation": 2}
+    assert failure_weights([spec], [(spec, False)]) == [1.0]
