@@ -186,7 +186,7 @@ def _build(seed: int, folder: Path, settings: GameSettings) -> str | None:
     options = textworld.GameOptions()
     options.kb = KnowledgeBase.default()  # to read its files anew takes a third of a game's time
     options.nb_rooms, options.nb_objects, options.quest_length = settings.rooms, settings.objects, settings.quest_length
-    options.seeds = seed
+    options.seeds = seed % 2**32  # that of a run may be as high, and each run has ten thousand
     options.grammar.only_last_action = True  # otherwise the objective spells out the walkthrough
     with tempfile.TemporaryDirectory(dir=folder, prefix=_DRAFT) as scratch:
         options.path = str(Path(scratch) / game_file.name)

@@ -173,6 +173,11 @@ def test_generation_skips_bad_seeds_and_duplicates(tmp_path: Path, monkeypatch: 
         generate_games(tmp_path, [2], workers=1)
 
 
+def test_the_highest_seed_of_a_run_gives_games(tmp_path: Path) -> None:
+    highest = 1 + (2**32 - 1) * 10_000
+    assert [t.id for t in generate_games(tmp_path, [highest], GameSettings(2, 3, 2))] == [f"tw-r2-o3-q2-s{highest}"]
+
+
 def test_manifest_restores_the_task_set_where_the_folder_has_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
