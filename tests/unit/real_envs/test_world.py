@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from imagination.runs.worlds import commands_of
+from real_envs.env import Task
+from real_envs.trajectory import Observation
 from real_envs.world import UnknownWorld, find_world, world_names
 from real_envs.worlds.textworld import TextWorld
 from tests.support.refusal import mistaken, refused
@@ -114,6 +119,13 @@ def test_the_world_of_another_package_is_collected_by_its_name(package: dict[str
     command = [sys.executable, "-c", look, "collect", *chosen]
     read = subprocess.run(command, env=package, capture_output=True, text=True, timeout=120)
     assert read.stdout.splitlines()[-1] == "corridors 20 {'corridor-3'} True", read.stderr
+
+
+def test_a_world_with_agents_of_its_own_needs_no_plan() -> None:
+    world = Mock(spec=["behaviours"])
+    tasks = Mock(tasks=lambda split: [Task("corridor")])
+    tasks.make_env.return_value = AsyncMock(**{"reset.return_value": Observation("Find the lamp.")})
+    assert asyncio.run(commands_of(world, tasks)) == []
 
 
 def test_options_that_the_world_does_not_have_are_told_in_a_line(
