@@ -56,6 +56,7 @@ from real_envs.env import Task
 from real_envs.importers.jsonl import import_jsonl
 from real_envs.seeding import derive_seed
 from real_envs.store import TrajectoryStore
+from real_envs.store.codec import nearest
 from real_envs.trajectory import Source, Trajectory
 from worldmodel.evaluation.proportions import Proportion
 
@@ -225,12 +226,14 @@ class Run:
             heldout: ids of the tasks that nothing is trained on.
 
         Raises:
-            UserError: the run has a log already.
+            UserError: the run has a log already, or no episode is of a task that is to be held out.
         """
         if (self.folder / "log" / "manifest.json").exists():
             raise UserError(f"{self.folder / 'log'} is there already; take another folder for another log")
         episodes, held = list(episodes), set(heldout)
         tasks = sorted({episode.task_id for episode in episodes})
+        if strange := held.difference(tasks):
+            raise UserError(f"heldout: no episode is of task '{min(strange)}'; {nearest(min(strange), tasks)}")
         splits = {"train": [t for t in tasks if t not in held], "heldout": [t for t in tasks if t in held]}
         with locked(self.folder, "use-log"):
             store = TrajectoryStore.create(self.folder / "log", {split: ids for split, ids in splits.items() if ids})

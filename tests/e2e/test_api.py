@@ -112,6 +112,8 @@ def test_mistakes_raise_and_do_not_exit(tmp_path: Path) -> None:
     run = corridors(tmp_path)
     with pytest.raises(UserError, match="another folder"):
         run.use_log([])
+    with pytest.raises(UserError, match=r"no episode is of task 'corridor-c'; did you mean 'corridor-"):
+        Run(tmp_path / "held").use_log([logged_episode(task, 0) for task in TASKS], heldout=["corridor-c"])
 
 
 def test_values_are_python_values(tmp_path: Path) -> None:
