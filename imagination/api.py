@@ -261,7 +261,7 @@ class Run:
         return TrainResult(
             **self._made(summary, "train"),
             updates=RunFolder(self.folder, self.config.seed).metrics("train"),
-            stopped_by=summary.get("tripwires", {}).get("stopped_by"),
+            stopped_by=(summary.get("tripwires") or {}).get("stopped_by"),
             **{key: summary.get(key, {}).get("train") for key in ("real_steps", "real_seconds", "real_cost")},
         )
 

@@ -312,7 +312,7 @@ def train_round(session: Session) -> dict[str, Any]:
     return {
         "dreamed_success": lines[-1]["dream_success"] if lines else None,
         "dreamed_turns": nested.summary.get("dreamed_turns", 0),
-        "stopped_by": nested.summary.get("tripwires", {}).get("stopped_by"),
+        "stopped_by": (nested.summary.get("tripwires") or {}).get("stopped_by"),
         "horizon": int(trained[-1].get("horizon", session.config.dream.max_turns)) if trained else None,
         **learned,
     }

@@ -324,9 +324,8 @@ def _summarise(run: RunFolder, collector: ExperienceCollector, watch: TripwireMo
     turns = sum(line.get("played_turns", line.get("turns", 0)) for line in lines) if dreamed else 0
     both = run.metrics(OVERLAP)  # of updates that played in both worlds: seconds in each, and in both at once
     overlap = {key: round(sum(line[key] for line in both), 2) for key in OVERLAP_SECONDS} if both else None
-    run.update({"dreamed_turns": int(turns), "speed": collector.speed(), "overlap": overlap})
-    if dreamed:
-        if note := guard_note(run.metrics("train")):
-            print(f"note: {note}", file=sys.stderr)
-        off = {"enabled": False, "updates": 0, "last_look": False, "blind": [], "stopped_by": None}
-        run.update({"tripwires": watch.summary() if watch is not None else off})
+    off = {"enabled": False, "updates": 0, "last_look": False, "blind": [], "stopped_by": None}
+    wires = (watch.summary() if watch is not None else off) if dreamed else None  # or those of dreams before it stay
+    run.update({"dreamed_turns": int(turns), "speed": collector.speed(), "overlap": overlap, "tripwires": wires})
+    if dreamed and (note := guard_note(run.metrics("train"))):
+        print(f"note: {note}", file=sys.stderr)

@@ -71,7 +71,7 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     result |= {
         "wall_seconds": run.summary["wall_seconds"]["train"],
         "dream_success": [lines[0]["dream_success"], lines[-1]["dream_success"]] if lines else None,
-        "stopped_by": run.summary.get("tripwires", {}).get("stopped_by"),
+        "stopped_by": (run.summary.get("tripwires") or {}).get("stopped_by"),
     }
     run.update({"arm": result, "done": {"arm": run.settings}})
     return result

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from imagination.commands import train as command
-from imagination.commands.train import _Data, _worlds
+from imagination.commands.train import _Data, _summarise, _worlds
 from imagination.data.augmentation import relabelled
 from imagination.learning.experience import RecordedGroups
 from imagination.rollout.dream_env import starts_from_log
@@ -102,3 +102,11 @@ def test_experts_are_those_of_the_declared_goal() -> None:
     config.worldmodel.goal = Goal("the sea", reward=0.25)
     data = data_of([episode("a", "the sea", 0.0), episode("b", "a hut", 1.0)], config)
     assert [t.task_id for t in data.experts] == ["a"]
+
+
+def test_a_training_in_the_real_world_was_not_stopped_by_tripwires_of_dreams(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, 0)
+    run.update({"tripwires": {"enabled": True, "stopped_by": {"wire": "loops"}}})
+    collector: Any = SimpleNamespace(speed=dict)
+    _summarise(run, collector, None, dreamed=False)
+    assert run.summary["tripwires"] is None
