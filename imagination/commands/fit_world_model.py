@@ -144,7 +144,7 @@ def _fit_code(session: Session) -> None:
     (run.model("worldmodel") / CALIBRATION).unlink(missing_ok=True)
     score = {key: value for key, value in asdict(written).items() if key != "source"}
     save_world(written.source, {**score, "model": server.model}, run.model("worldmodel"))
-    run.update({"code_world": {**score, "model": server.model}})
+    run.update({"code_world": {**score, "model": server.model}, "language": None})  # which is of a model of text
 
 
 def _measured(session: Session, beside: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,7 @@ def measure(session: Session, name: str = "worldmodel") -> dict[str, Any]:
     if calibration is not None:
         calibration.save(run.model(name))
     metrics["calibration"] = calibration_metrics(sampled)
+    metrics |= {"heldout_tasks": None, "heldout_tasks_known": None}  # or those of a model before it would stay
     if elsewhere := heldout_tasks(run):
         metrics["heldout_tasks"] = judged_on("judge held-out tasks", world_model, elsewhere)[1]
         if settings.facts:

@@ -63,7 +63,9 @@ def coded(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def test_a_world_is_written_repaired_and_dreamed_in(coded: tuple[Config, Judge], run: Path) -> None:
     config, server = coded
+    RunFolder(run, 0).update({"language": {"tokens_per_action": 3.0}})
     fit_world_model(config, run)
+    assert summary_of(run)["language"] is None, "it was of a model of text"
     assert len(server.asked) == 2
     assert "You stand in a corridor" in server.asked[0]
     assert "Your program" not in server.asked[0]

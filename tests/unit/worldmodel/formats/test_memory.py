@@ -88,7 +88,9 @@ def test_what_is_judged_by_a_declared_goal_is_hidden_as_it_was_logged(
     model = Looking(lambda seen, action: Prediction("Yes.", 1.0, True, 0.9, 0.9))
     session: Any = SimpleNamespace(config=config, run=RunFolder(tmp_path, 0), world_model=lambda *_, **__: model)
     session.log = Log(LOG, [replace(LOG[0], id="held")])
-    measure(session)
+    session.run.update({"world_model": {"heldout_tasks_known": {"n": 9}}})
+    session.run.update({"world_model": measure(session)})
+    assert session.run.summary["world_model"]["heldout_tasks_known"] is None, "it was of a model before"
     assert len(shown) == 2
     assert not any("take key: Yes." in text for contexts in shown for text in contexts)
 
