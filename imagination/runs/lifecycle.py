@@ -124,4 +124,7 @@ def _finish(run: RunFolder, stage: str) -> None:
             state.unlink(missing_ok=True)
             for shards in state.parent.glob(f"{state.stem}.*.shards"):
                 shutil.rmtree(shards)
-    run.update({"done": {stage: run.settings}})
+    done = {**run.summary.get("done", {}), stage: run.settings}
+    if stage in ("train", "digi_q") and "digi_q" in done and done.get("evaluate"):
+        done["evaluate"] = "of the policy before"  # both make models/policy
+    run.update({"done": done})

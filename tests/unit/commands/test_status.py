@@ -12,6 +12,7 @@ from imagination.commands.list_runs import find_runs
 from imagination.report.run_data import build_report, load_run
 from imagination.report.run_text import verdict
 from imagination.runs.fingerprint import fingerprint
+from imagination.runs.lifecycle import run_stage
 from imagination.settings import Config
 from imagination.settings.compose import load_config, resolve
 
@@ -106,6 +107,9 @@ def test_a_report_says_which_numbers_are_of_other_settings(tmp_path: Path) -> No
     config = resolve(["run=mine", f"output={tmp_path}", "train.updates=3"], Config)
     config.remember()
     assert build_report(load_run(folder), partial=True)["outdated"] == []
+    with run_stage(config.config, folder, "digi_q", models=False):
+        pass
+    assert build_report(load_run(folder), partial=True)["outdated"] == ["evaluate"], "another policy takes its place"
     config.config.evaluate.episodes += 1
     config.remember()
     report = build_report(load_run(folder), partial=True)
