@@ -93,7 +93,7 @@ def digi_q(config: Config, folder: Path) -> None:
         batches, fit = fit_batches(imitated, chat.tokenizer, fit, seed)
         SupervisedTrainer(run, "digi_q", fit, seed).train(model, chat.tokenizer, batches)
         save_checkpoint(model, chat.tokenizer, run.model("policy"))
-        run.update({"real_steps": {"digi_q": 0}})
+        run.update({"real_steps": {"digi_q": 0}, "trained_tasks": "train"})
 
 
 async def _sample(

@@ -183,6 +183,7 @@ def _train(
     if players is not None:
         players.finish()
     save(run.model("policy"))
+    run.update({"trained_tasks": settings.tasks})
     real_steps.write()
     _summarise(run, collector, watch, data.dreamed)
 

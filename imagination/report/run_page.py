@@ -29,6 +29,7 @@ def render_html(
     """The page of the run ``name``, from what ``build_report`` made and the run's own files."""
     headline, *reasons = report["verdict"]
     columns, rows = run_text.audit_table(report)
+    heldout = {"heldout_tasks": ("Held-out tasks", "real environment, trained on", "real")}
     rounds, rules = run_text.loop_view(report), report.get("answered_by_rule")
     return render(
         "report.html",
@@ -38,7 +39,7 @@ def render_html(
         headline=headline,
         reasons=reasons,
         tripwires=run_text.tripwire_note(report),
-        measures=MEASURES,
+        measures=MEASURES | (heldout if run_text.trained_on_heldout(report) else {}),
         curves=draw_curves(metrics, report),
         rounds=rounds and {**rounds, "curve": loop_curve(report)},
         cost=cost_view(report),

@@ -43,7 +43,8 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     before, after = report["policy"]["before"], report["policy"]["after"]
     trained = f"Trained with {count(spent_to_learn(report)[0], 'real step')}: "
     sentences: list[str] = []
-    for key, where in (("heldout_tasks", "tasks it never trained on"), ("train_tasks", "training tasks")):
+    never = "held-out tasks that it trained on" if trained_on_heldout(report) else "tasks it never trained on"
+    for key, where in (("heldout_tasks", never), ("train_tasks", "training tasks")):
         if not _measured(before[key], after[key]):
             continue
         change, caveat = _change(before[key], after[key], report["change_ci95"][key])
@@ -53,7 +54,7 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
         sentences += [f"{opening} {change}{dream}.", *([caveat] if caveat else [])]
     for name, share in after.get("heldout_notes", {}).items():
         earlier = before.get("heldout_notes", {}).get(name)
-        where = f"of the episodes on tasks it never trained on ended with '{name}'"
+        where = f"of the episodes on {never} ended with '{name}'"
         sentences.append(f"{proportion(share)} {where}; before training {proportion(earlier)}.")
     if not sentences and _measured(before["train_tasks"]):
         sentences.append(
@@ -78,6 +79,11 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
         dreamed = f"; {report['dreamed_turns']:,} turns were dreamed" if report["dreamed_turns"] else ""
         sentences.append(f"The log for the world model and for cloning took {logged}{dreamed}.")
     return [*sentences, *outdated_sentences(report)]
+
+
+def trained_on_heldout(report: Mapping[str, Any]) -> bool:
+    """Whether the policy was trained in the held-out tasks (``train.tasks``)."""
+    return report.get("trained_tasks") == "heldout"
 
 
 def outdated_sentences(report: Mapping[str, Any]) -> list[str]:

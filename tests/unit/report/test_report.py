@@ -92,6 +92,13 @@ def test_the_verdict_says_the_numbers(run_folder: Path) -> None:
     assert "12,400 real steps" in sentences[3]
 
 
+def test_held_out_tasks_that_were_trained_on_are_not_called_unseen(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", {**summary(), "trained_tasks": "heldout"}, [])
+    write_report(folder)
+    assert "real success on held-out tasks that it trained on went" in (folder / "report.md").read_text()
+    assert "never trained on" not in page(folder) + (folder / "report.md").read_text()
+
+
 def test_what_the_real_world_cost_is_told_where_it_was_measured(tmp_path: Path) -> None:
     numbers = summary()
     numbers["real_steps"]["train"] = 120
