@@ -15,6 +15,7 @@ from policy.lm.render import ChatFormat
 from real_envs.grouping import grouped
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
+from worldmodel.calibration import FILE as CALIBRATION
 from worldmodel.evaluation.calibration import calibration_metrics, fit_calibration
 from worldmodel.evaluation.transitions import Judged, audit_metrics, in_new_situations
 from worldmodel.formats.full import FullObservation, TransitionFormat
@@ -51,6 +52,8 @@ def measure(session: Session, name: str = "worldmodel") -> dict[str, Any]:
     calibration = fit_calibration(sampled, temperature, goal.observation)
     if calibration is not None:
         calibration.save(run.model(name))
+    else:  # or that of the model before would be taken for its own
+        (run.model(name) / CALIBRATION).unlink(missing_ok=True)
     metrics["calibration"] = calibration_metrics(sampled)
     metrics |= {"heldout_tasks": None, "heldout_tasks_known": None}  # or those of a model before it would stay
     if elsewhere := heldout_tasks(run):

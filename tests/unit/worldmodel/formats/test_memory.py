@@ -95,6 +95,15 @@ def test_what_is_judged_by_a_declared_goal_is_hidden_as_it_was_logged(
     assert not any("take key: Yes." in text for contexts in shown for text in contexts)
 
 
+def test_a_model_that_nothing_judges_has_no_calibration_of_the_one_before(tmp_path: Path) -> None:
+    model = Answering(lambda seen, action: Prediction("Yes.", 1.0, True, 0.9, 0.9))
+    session: Any = SimpleNamespace(config=Config(), run=RunFolder(tmp_path, 0), world_model=lambda *_, **__: model)
+    for held, there in ((LOG[:1], True), ([], False)):
+        session.log = Log(LOG, held)
+        measure(session)
+        assert (session.run.model("worldmodel") / "calibration.json").exists() == there
+
+
 def test_what_the_task_declares_comes_first_and_is_hidden_from_no_episode_of_it() -> None:
     """The initial state is no news of any one episode, so nobody has to have seen it."""
     declared = ("key at cellar", "safe closed")
