@@ -256,6 +256,7 @@ def save_checkpoint(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path
         tokenizer.save_pretrained(draft)
         write_checksums(draft)
         folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder / "adapter", ignore_errors=True)  # also where this model has none
         for path in draft.iterdir():
             if path.is_dir():  # adapters, further chat templates of a tokenizer
                 shutil.rmtree(folder / path.name, ignore_errors=True)

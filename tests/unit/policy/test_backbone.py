@@ -213,6 +213,8 @@ def test_a_saved_lora_is_a_plain_merged_model_and_its_adapters_beside_it(tmp_pat
     assert any("lora_" in name for name, p in model.named_parameters() if p.requires_grad)
     with model.disable_adapter():
         assert torch.equal(logits_of(model), base_logits)
+    save_checkpoint(make_model(), TOKENIZER, tmp_path)
+    assert not (tmp_path / "adapter").exists(), "they are of the model before"
 
 
 def test_the_decoder_of_a_peft_model_has_its_adapters() -> None:
