@@ -150,8 +150,8 @@ def _fit_code(session: Session) -> None:
 def _measured(session: Session, beside: Mapping[str, Any]) -> dict[str, Any]:
     """What held-out episodes say of the model that was just fitted, written down with what is known ``beside``."""
     run, settings, (train, held) = session.run, session.config.worldmodel, session.log
-    if settings.rules != "off":
-        print(rules_sentence(find_rules(run, settings.goal, train, held)[1]), file=sys.stderr, flush=True)
+    # also with rules=off, which a later stage may set to something else
+    print(rules_sentence(find_rules(run, settings.goal, train, held)[1]), file=sys.stderr, flush=True)
     worth = 1.0 if session.solved_at is None else session.solved_at
     best = max([worth, *(t.total_reward for t in train)])  # a solved task has that much, and no dream can have more
     run.update({"world_model_form": world_models.trained_as(settings), "best_return": best})

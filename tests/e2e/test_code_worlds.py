@@ -110,6 +110,7 @@ def test_the_best_version_is_kept_where_repairs_make_it_worse(coded: tuple[Confi
         fit_world_model(config, run)
         assert len(server.asked) == 3
         assert "ZeroDivisionError" in server.asked[2]
+    assert (run / "models/rules.json").exists(), "a later worldmodel.rules=repair fits nothing anew, and needs them"
     assert summary_of(run)["code_world"]["version"] == 1
     assert 0 < summary_of(run)["world_model"]["exact_match"] < 1
 
