@@ -52,6 +52,7 @@ from imagination.runs.lock import locked
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError, compose
+from imagination.settings.schema import schema_keys
 from real_envs.env import Task
 from real_envs.importers.jsonl import import_jsonl
 from real_envs.seeding import derive_seed
@@ -203,7 +204,9 @@ class Run:
         folder = Path(folder)
         words = [compose.override("output", str(folder.parent)), compose.override("run", folder.name)]
         words += [compose.override("preset", preset)] if preset else []
-        words += [compose.override(key, value) for key, value in (overrides or {}).items()]
+        for key, value in (overrides or {}).items():
+            is_text = isinstance(value, str) and schema_keys(Config).get(key) is str  # "'Yes'" and "[Yy]es" as they are
+            words.append(f"{key}={compose.listed([value])[1:-1]}" if is_text else compose.override(key, value))
         self._resolved = compose.resolve(words, Config)
 
     def __repr__(self) -> str:

@@ -310,6 +310,13 @@ def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:
 
 
 def override(key: str, value: object) -> str:
-    """A setting as an override: ``override("train.real_share", [[0, 0.5], [12, 0]])``."""
-    texts = [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-    return f"{key}={listed(texts) if texts and texts == value else typed(value)}"
+    """A setting as an override: ``override("train.real_share", [[0, 0.5], [12, 0]])``. A text alone is as typed."""
+
+    def written(item: object) -> str:
+        if isinstance(item, Mapping):
+            return "{" + ",".join(f"{name}:{written(part)}" for name, part in item.items()) + "}"
+        if isinstance(item, list | tuple):
+            return "[" + ",".join(map(written, item)) + "]"
+        return listed([item])[1:-1] if isinstance(item, str) else typed(item)
+
+    return f"{key}={value if isinstance(value, str) else written(value)}"

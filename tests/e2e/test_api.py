@@ -122,6 +122,12 @@ def test_values_are_python_values(tmp_path: Path) -> None:
     assert (config.run, config.output, config.vocab_size) == ("its", str(tmp_path), 640)
     assert (config.algorithm.name, config.train.real_share) == ("ppo", [[0, 0.5], [12, 0]])
     assert config.tripwires.enabled is False
+    goals = [["You (open|close) the (.+?)[.,]", r"\1 the \2."]]
+    arms = {"open": "dream.min_confidence=0 tripwires.enabled=false"}
+    for said in ("'You win'", "[Yy]es", "{a}", "${seed}", "null", "7"):
+        texts = {"worldmodel.goal.observation": said, "hindsight.goals": goals, "ablation.arms": arms}
+        config = Run(tmp_path / "its", overrides=texts).config
+        assert (config.worldmodel.goal.observation, config.hindsight.goals, config.ablation.arms) == (said, goals, arms)
 
 
 def test_a_log_is_loaded_from_a_run_a_store_and_json_lines(tmp_path: Path) -> None:
