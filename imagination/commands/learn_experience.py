@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from imagination.data.experiences import FILE, TASK, changed, contrast, prefaced, question
+from imagination.data.experiences import FILE, TASK, changed, contrast, prefaced, question, read_experiences
 from imagination.evaluation.costs import real_costs
 from imagination.learning.advantages.group import differ
 from imagination.rollout.dream_env import starts_from_log
@@ -51,7 +51,11 @@ def learn_experience(config: Config, folder: Path) -> None:
     server = settings.open(STAGE) if settings.url else None
     with closing(server) if server else nullcontext(), run_stage(config, folder, STAGE) as run:
         run.forget(STAGE)
+        before = read_experiences(run.model(FILE)) if config.experience == FILE and run.model(FILE).exists() else None
         experiences = asyncio.run(_learn(Session(replace(config, experience=""), run), server))
+        if before not in (None, experiences):  # these had read the list before, and their settings name no more than it
+            done = run.summary.get("done", {}).keys() & {"digi_q", "train", "evaluate"}
+            run.update({"done": dict.fromkeys(done, "of other experiences")})
     print("\n".join(experiences))
     print(f"{len(experiences)} experiences in {run.model(FILE)}; experience={FILE} reads them", file=sys.stderr)
 

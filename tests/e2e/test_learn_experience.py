@@ -16,6 +16,7 @@ from imagination.commands.train import train
 from imagination.data.experiences import changed, contrast, question
 from imagination.learning import collector
 from imagination.learning.experience import policy_rows
+from imagination.runs.fingerprint import fingerprint
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError
@@ -131,6 +132,12 @@ def test_a_server_writes_the_list_and_a_training_reads_it(
         assert LUCK not in chat.decode(row.ids[row.action_mask].tolist())
     without = Session(replace(config, experience=""), RunFolder(tmp_path, 0)).policy().chat
     assert chat.opening[: len(without.opening)] == without.opening != chat.opening
+
+    trained = fingerprint(config, "train")
+    assert RunFolder(tmp_path, 0).summary["done"]["train"] == trained
+    config.learn_experience = replace(config.learn_experience, url="", rounds=1)
+    learn_experience(config, tmp_path)
+    assert RunFolder(tmp_path, 0).summary["done"]["train"] != trained, "it has read another list"
 
 
 def test_without_a_server_the_list_is_learned_by_contrast(config: Config, tmp_path: Path) -> None:
