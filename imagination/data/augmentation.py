@@ -24,6 +24,8 @@ from real_envs.seeding import derive_seed
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import StopReason, Trajectory, Turn
 from worldmodel.objective import unchanging
+from worldmodel.rules.refusals import learn_refusals
+from worldmodel.rules.templates import blank, fill, find_templates
 from worldmodel.world_model import Prediction
 
 HINDSIGHT, REFLECTIONS = "hindsight", "reflections"
@@ -259,3 +261,86 @@ def _made_up_word(known: set[str], rng: random.Random, pieces: Sequence[str]) ->
             word = "".join(syllable() for _ in range(rng.randint(1, 3)))
         if word not in known:
             return word
+
+
+# --- misspelt names: what the world refuses, as no thing is called so ---
+#
+# Policies misspell names, and scripted agents hardly do. A world model that has seldom seen it answers as if the thing
+# were there, and a policy that dreams in it learns to go on where the world would have refused.
+
+_EVIDENCE = 5  # refusals of unknown names, of a template's slot, that are enough for a law
+_NAME = re.compile(r"\w[\w .-]*")
+_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789_."
+
+
+def with_misspelt(log: Sequence[Trajectory], share: float, refusals: str, seed: int) -> list[Trajectory]:
+    """The log, in which before ``share`` of the actions that name something the same action stands with that name
+    misspelt, and is refused. What follows stays as it was, as a refused action changes nothing.
+
+    That it is refused is a law of the log: actions of this template with a name there that neither the facts of the
+    task, nor a text, nor an action before has, always were. It is refused in the most usual of their words.
+
+    Args:
+        refusals: a regular expression of answers that refuse; empty takes what the log teaches (``learn_refusals``).
+    """
+    if not share:
+        return [*log]
+    learned = learn_refusals(log)
+    templates = find_templates(turn.action for episode in log for turn in episode.turns)
+    rng = random.Random(derive_seed("misspelt", seed))
+
+    def refused(turn: Turn) -> bool:
+        found = re.search(refusals, turn.observation) if refusals else learned.refuses(turn.action, turn.observation)
+        return bool(found) and not turn.reward and not turn.terminated
+
+    told: dict[tuple[str, int], Counter[str | None]] = {}  # by template and slot, refusals of names that are unknown
+    for episode in log:
+        for turn, known in _with_known(episode):
+            action = templates.read(turn.action)
+            unknown = [k for k, name in enumerate(action.written, 1) if name.lower() not in known]
+            if len(unknown) == 1 and all(map(_NAME.fullmatch, action.written)):
+                words = blank(turn.observation.strip(), action.written) if refused(turn) else None
+                told.setdefault((action.template, unknown[0]), Counter())[words] += 1
+    usual = {key: words.most_common(1)[0] for key, words in told.items() if None not in words}
+    laws = {key: words for key, (words, times) in usual.items() if words is not None and times >= _EVIDENCE}
+
+    def misspelt(turn: Turn, known: str, names: Sequence[str]) -> Iterator[Turn]:
+        action = templates.read(turn.action)
+        slots = [slot for slot in range(1, len(action.written) + 1) if (action.template, slot) in laws]
+        if slots and rng.random() < share and not refused(turn):
+            slot = rng.choice(slots)
+            name = action.written[slot - 1]
+            wrong = _misspelt(name, rng.choice(names), rng)
+            if wrong and wrong.lower() not in known and turn.action.count(name) == 1:
+                named = [*action.written[: slot - 1], wrong, *action.written[slot:]]
+                yield Turn(turn.action.replace(name, wrong), fill(laws[action.template, slot], named), 0.0, False)
+        yield turn
+
+    def changed(episode: Trajectory) -> Trajectory:
+        names = [name for turn in episode.turns for name in templates.read(turn.action).written]
+        turns = (new for turn, known in _with_known(episode) for new in misspelt(turn, known, names))
+        return replace(episode, turns=tuple(turns), trace=None)
+
+    return [changed(episode) for episode in log]
+
+
+def _with_known(episode: Trajectory) -> Iterator[tuple[Turn, str]]:
+    """Each turn, and in lower case all that was known before it: facts, texts and actions."""
+    known = "\n".join((episode.start, *episode.world_facts)).lower()
+    for turn in episode.turns:
+        yield turn, known
+        known += f"\n{turn.action}\n{turn.observation}".lower()
+
+
+def _misspelt(name: str, other: str, rng: random.Random) -> str:
+    """The name with some characters left out, put in or replaced, or with a part of another name."""
+    at, length = rng.randrange(len(name)), rng.randint(1, 3)
+    random_ = "".join(rng.choices(_CHARACTERS, k=length))
+    ways = [
+        name[:at] + name[at + length :],
+        name[:at] + random_ + name[at:],
+        name[:at] + random_ + name[at + length :],
+        other[: rng.randint(1, len(other))] + name[at:],
+        name[: at + 1] + other[rng.randrange(len(other)) :],
+    ]
+    return rng.choice(ways).strip()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from imagination.data.augmentation import with_renamed
+from imagination.data.augmentation import with_misspelt, with_renamed
 from imagination.rollout.world_models import form_of
 from imagination.settings import FitSettings, UserError, WorldModelSettings
 from policy.lm.batch import Row
@@ -51,7 +51,7 @@ class WorldModelExamples:
     """Episodes as a world model learns from them.
 
     Attributes:
-        episodes: the log, and its renamed copies after it.
+        episodes: the log, with refusals of misspelt names, and its renamed copies after it.
         weights: of each turn of each episode.
         forms: how each episode is written: some without facts, so that the model also dreams in unknown tasks.
         unchanged_share: share of the weight on turns that change nothing.
@@ -75,6 +75,7 @@ class WorldModelExamples:
         """``form`` writes all that is known, ``tokenizer`` is for made-up names (``with_renamed``). Raises
         ``UserError``: the log has no turn that should get a share.
         """
+        log = with_misspelt(log, settings.misspelt, settings.refusals, seed)
         same = [unchanging(trajectory, settings.refusals) for trajectory in log]
         try:
             weights = balanced(transition_weights(log, settings.rarity), same, settings.unchanged_share)

@@ -45,7 +45,10 @@ READS = {
     "pretrain": ("seed", "vocab_size", "pretrain"),
 }
 # Settings that runs from before there were any are known without, where they are empty.
-_SINCE = ("chat_template", "keep_layers", "trim_vocabulary", "prm_beta", "prm_lr", "questions", "hindsight", "focus")
+_SINCE = (
+    *("chat_template", "keep_layers", "trim_vocabulary", "prm_beta", "prm_lr", "questions", "hindsight", "focus"),
+    "misspelt",
+)
 # Stages that make the same whether rules answer in dreams or not.
 _FITS = ("fit_world_model", "clone", "fit_critic", "digi_q")
 

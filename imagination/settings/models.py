@@ -72,6 +72,9 @@ class WorldModelSettings(ModelSettings):
     unchanged_share: float | None = None
     #: regular expression of observations that mean that nothing changed; a repeated observation always does
     refusals: str = ""
+    #: share of the logged actions before which it also learns that the same action with a misspelt name is refused,
+    #: where unknown names always were; 0 is off
+    misspelt: float = 0.0
     #: most reasoning tokens before each prediction, dropped after it; 0 is off. Logged turns with info["reasoning"] are
     #: training data for them, and refine-world-model rewards right predictions
     reasoning_tokens: int = 0
@@ -79,7 +82,8 @@ class WorldModelSettings(ModelSettings):
     #: invariant of the log are sampled again; refuse, refused actions; off, none
     rules: Literal["off", "refuse", "repair"] = "repair"
     #: schema: calls that the schemas of a world's tools do not allow are answered in the world's own words; user: so is
-    #: the end of a user's turn, with what it pays, by the task's true calls and requests (env=bfcl)
+    #: the end of a user's turn, with what it pays, by the task's true calls and requests, and a model that refuses such
+    #: a call in its place is asked again (env=bfcl)
     exact: Literal["off", "schema", "user"] = "off"
     resamples: int = 8  #: of a prediction that breaks an invariant, at most (repair)
     goal: Goal = field(default_factory=Goal)  #: decides reward and termination in place of the model where it is set
@@ -90,7 +94,7 @@ class WorldModelSettings(ModelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "1 or more", "members", "neighbours")
-        require(self, "in [0, 1]", "facts_share")
+        require(self, "in [0, 1]", "facts_share", "misspelt")
         if self.unchanged_share is not None:
             require(self, "in [0, 1)", "unchanged_share")
         if self.kind == "diffusion" and (self.members > 1 or self.reasoning_tokens):

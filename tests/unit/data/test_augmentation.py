@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.data.augmentation import failed, relabelled, with_renamed
+from imagination.data.augmentation import failed, relabelled, with_misspelt, with_renamed
 from imagination.data.examples import WorldModelExamples
 from imagination.rollout.world_models import form_of
 from imagination.settings.models import FitSettings, HindsightSettings, WorldModelSettings
@@ -198,6 +198,43 @@ def test_copies_know_what_is_true_of_their_own_names() -> None:
         (context, *_) = form.excluding([episode]).contexts(episode.start, [], "look")
         assert context.startswith(f"{KNOWN}{episode.world_facts[0]}\n")
     assert examples.episodes[len(log)].world_facts != log[0].world_facts
+
+
+def test_misspelt_names_are_refused_where_unknown_ones_always_were_and_nothing_else_changes() -> None:
+    """``open`` refuses what nobody knows; ``make`` makes it; ``drop`` has refused too seldom to tell."""
+
+    def episode(k: int) -> Trajectory:
+        thing = ("lamp", "chest", "barrel")[k % 3]
+        turns = [
+            Turn(f"open {thing}", f"The {thing} is open.", 0.0, False),
+            Turn(f"open gro{k}t", f"Nobody has a gro{k}t.", 0.0, False),
+            Turn(f"make pla{k}x", "Made." if k % 4 else f"Nobody has a pla{k}x.", 0.0, False),
+            Turn(f"drop {thing}", f"Nobody has a {thing}." if k < 3 else "Dropped.", 1.0, False),
+        ]
+        return replace(LOG[0], id=f"e{k}", start=f"A lamp, a chest, a barrel. {k}", turns=tuple(turns), world_facts=())
+
+    log = [episode(k) for k in range(24)]
+    assert with_misspelt(log, 0.0, "Nobody", 0) == log
+    changed = with_misspelt(log, 0.9, "Nobody", 0)
+    assert changed == with_misspelt(log, 0.9, "Nobody", 0) != with_misspelt(log, 0.9, "Nobody", 1)
+    inserted = [
+        turn for before, after in zip(log, changed, strict=True) for turn in after.turns if turn not in before.turns
+    ]
+    assert len(inserted) > 12
+    for turn in inserted:
+        verb, name = turn.action.split(" ", 1)
+        assert verb == "open"
+        assert turn == Turn(f"open {name}", f"Nobody has a {name}.", 0.0, False)
+    for before, after in zip(log, changed, strict=True):
+        assert [turn for turn in after.turns if turn in before.turns] == [*before.turns]
+        for k, turn in enumerate(after.turns):
+            if turn in inserted:
+                known = " ".join([after.start, *(u.action + u.observation for u in after.turns[:k])]).lower()
+                assert turn.action.split(" ", 1)[1].lower() not in known
+    declared = WorldModelSettings(misspelt=0.9, refusals="Nobody")
+    examples = WorldModelExamples.of(log, form_of(declared, log), declared, FitSettings(renamed=1), seed=0)
+    assert [len(weights) for weights in examples.weights] == [len(episode.turns) for episode in examples.episodes]
+    assert examples.episodes[: len(log)] == changed
 
 
 @settings(max_examples=60)
