@@ -174,10 +174,11 @@ class AnsweredActions(WorldModelWrapper):
     ) -> Prediction:
         prediction = await self.model.predict(start, history, action, seed, session)
         tries = 0
-        sure = re.match(self.refusal, prediction.observation) is not None and self.surely(start, history, action)
-        while sure and re.match(self.refusal, prediction.observation) and tries < self.resamples:
+        while re.match(self.refusal, prediction.observation) and self.surely(start, history, action):
+            if tries == self.resamples:
+                break
             tries += 1
+            again = derive_seed("answered", seed, tries)
             with suppress(PredictionInvalid):
-                again = derive_seed("answered", seed, tries)
                 prediction = await self._sampled.predict(start, history, action, again, session)
         return replace(prediction, resampled=prediction.resampled + tries)
