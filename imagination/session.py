@@ -154,7 +154,7 @@ class Session:
                 rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
             model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
         log = self.log.train if log is None else log
-        model = world_models.with_declared(model, config.env.name, settings.exact, log)
+        model = world_models.with_declared(model, config.env.name, settings, log)
         return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
 
     def _code(self, folder: Path) -> CodeWorldModel:

@@ -290,18 +290,22 @@ def with_misspelt(log: Sequence[Trajectory], share: float, refusals: str, seed: 
     rng = random.Random(derive_seed("misspelt", seed))
 
     def refused(turn: Turn) -> bool:
-        found = re.search(refusals, turn.observation) if refusals else learned.refuses(turn.action, turn.observation)
-        return bool(found) and not turn.reward and not turn.terminated
+        if turn.reward or turn.terminated:
+            return False
+        return bool(
+            re.search(refusals, turn.observation) if refusals else learned.refuses(turn.action, turn.observation)
+        )
 
-    told: dict[tuple[str, int], Counter[str | None]] = {}  # by template and slot, refusals of names that are unknown
+    # by template and slot, how unknown names were refused; None where one was not
+    answers: dict[tuple[str, int], Counter[str | None]] = {}
     for episode in log:
         for turn, known in _with_known(episode):
             action = templates.read(turn.action)
             unknown = [k for k, name in enumerate(action.written, 1) if name.lower() not in known]
             if len(unknown) == 1 and all(map(_NAME.fullmatch, action.written)):
                 words = blank(turn.observation.strip(), action.written) if refused(turn) else None
-                told.setdefault((action.template, unknown[0]), Counter())[words] += 1
-    usual = {key: words.most_common(1)[0] for key, words in told.items() if None not in words}
+                answers.setdefault((action.template, unknown[0]), Counter())[words] += 1
+    usual = {key: words.most_common(1)[0] for key, words in answers.items() if None not in words}
     laws = {key: words for key, (words, times) in usual.items() if words is not None and times >= _EVIDENCE}
 
     def misspelt(turn: Turn, known: str, names: Sequence[str]) -> Iterator[Turn]:
@@ -335,11 +339,11 @@ def _with_known(episode: Trajectory) -> Iterator[tuple[Turn, str]]:
 def _misspelt(name: str, other: str, rng: random.Random) -> str:
     """The name with some characters left out, put in or replaced, or with a part of another name."""
     at, length = rng.randrange(len(name)), rng.randint(1, 3)
-    random_ = "".join(rng.choices(_CHARACTERS, k=length))
+    letters = "".join(rng.choices(_CHARACTERS, k=length))
     ways = [
         name[:at] + name[at + length :],
-        name[:at] + random_ + name[at:],
-        name[:at] + random_ + name[at + length :],
+        name[:at] + letters + name[at:],
+        name[:at] + letters + name[at + length :],
         other[: rng.randint(1, len(other))] + name[at:],
         name[: at + 1] + other[rng.randrange(len(other)) :],
     ]

@@ -117,12 +117,14 @@ def declared_of(env: str, exact: str, log: Sequence[Trajectory]) -> dict[str, De
     return {"schema": refused, "user": _by_facts(user_answer, log)} if exact == "user" else {"schema": refused}
 
 
-def with_declared(model: LanguageWorldModel, env: str, exact: str, log: Sequence[Trajectory]) -> LanguageWorldModel:
+def with_declared(
+    model: LanguageWorldModel, env: str, settings: WorldModelSettings, log: Sequence[Trajectory]
+) -> LanguageWorldModel:
     """The model behind what ``worldmodel.exact`` takes from the world itself; see ``declared_of``."""
-    declared = declared_of(env, exact, log)
+    declared = declared_of(env, settings.exact, log)
     world = find_world(env) if "user" in declared else None
     if (is_answered := getattr(world, "is_answered", None)) is not None and world is not None:
-        model = AnsweredActions(model, _by_facts(is_answered, log), world.invalid)
+        model = AnsweredActions(model, _by_facts(is_answered, log), world.invalid, settings.resamples)
     for part, answer in declared.items():
         model = DeclaredAnswers(model, part, answer)
     return model

@@ -85,7 +85,7 @@ class WorldModelSettings(ModelSettings):
     #: the end of a user's turn, with what it pays, by the task's true calls and requests, and a model that refuses such
     #: a call in its place is asked again (env=bfcl)
     exact: Literal["off", "schema", "user"] = "off"
-    resamples: int = 8  #: of a prediction that breaks an invariant, at most (repair)
+    resamples: int = 8  #: of a prediction that breaks an invariant (repair) or refuses a true call (user), at most
     goal: Goal = field(default_factory=Goal)  #: decides reward and termination in place of the model where it is set
     diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)  #: canvas and sampler, for kind=diffusion
     code: CodeSettings = field(default_factory=CodeSettings)  #: who writes the function and its limits, for kind=code
@@ -102,10 +102,10 @@ class WorldModelSettings(ModelSettings):
                 "worldmodel.kind=diffusion has no log-probs of given tokens, which ensembles and reasoning need: set "
                 "worldmodel.members=1 and worldmodel.reasoning_tokens=0"
             )
-        if self.kind == "code" and (self.members > 1 or self.reasoning_tokens or self.facts):
+        if self.kind == "code" and (self.members > 1 or self.reasoning_tokens or self.facts or self.misspelt):
             raise ValueError(
                 "worldmodel.kind=code is a function that reads the episode and nothing else: set worldmodel.members=1, "
-                "worldmodel.reasoning_tokens=0 and worldmodel.facts=0"
+                "worldmodel.reasoning_tokens=0, worldmodel.facts=0 and worldmodel.misspelt=0"
             )
         if self.members > 1 and self.model not in ("", AUTO) and not self.lora.rank:
             raise ValueError(

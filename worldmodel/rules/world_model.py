@@ -159,7 +159,7 @@ class AnsweredActions(WorldModelWrapper):
         model: LanguageWorldModel,
         surely: Callable[[str, Sequence[Turn], str], bool],
         refusal: str,
-        resamples: int = 8,
+        resamples: int,
     ) -> None:
         super().__init__(model)
         self.surely, self.refusal, self.resamples = surely, refusal, resamples

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 from transformers import Cache
 
@@ -327,22 +328,18 @@ def kv_shape(config: Any) -> tuple[int, int, int]:
 
 
 def _rope_type(config: Any) -> str:
-    rope = getattr(config, "rope_parameters", None) or {}
-    return str(rope.get("rope_type", "default"))
+    return str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
 
 
 def _plain(model: Any) -> bool:
     """All projections are plain linear layers, or such with plain LoRA on top; no quantisation, no other adapters, none
     on embeddings and output, and no biases but those of query, key and value."""
-    if type(model.get_input_embeddings()) is not torch.nn.Embedding:
+    if (type(model.get_input_embeddings()), type(model.get_output_embeddings())) != (nn.Embedding, nn.Linear):
         return False
-    if type(model.get_output_embeddings()) is not torch.nn.Linear:
-        return False
-    for name, module in decoder(model).layers.named_modules():
-        if not name.endswith("_proj"):
-            continue
+    modules = decoder(model).layers.named_modules()
+    for name, module in ((name, module) for name, module in modules if name.endswith("_proj")):
         base = getattr(module, "base_layer", module)
-        if type(base) is not torch.nn.Linear or (base.bias is not None and name[-6:] not in _BIASED):
+        if type(base) is not nn.Linear or (base.bias is not None and name[-6:] not in _BIASED):
             return False
         if base is not module and (not hasattr(module, "lora_A") or any(getattr(module, "use_dora", {}).values())):
             return False

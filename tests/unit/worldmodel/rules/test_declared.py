@@ -92,7 +92,7 @@ def test_a_model_that_refuses_what_is_answered_for_sure_is_asked_again(temperatu
 
     model = Answering(answer)
     model.temperature = temperature
-    sure = AnsweredActions(model, lambda start, history, action: action == "a", "Error")  # type: ignore[arg-type]
+    sure = AnsweredActions(model, lambda start, history, action: action == "a", "Error", 8)  # type: ignore[arg-type]
     assert [result.observation.text for result in steps(sure, ["a", "b"], TOOLS)] == ["{}", "Error: no"]
     assert tried == {"a": 3, "b": 1}
     never = Answering(lambda seen, action: Prediction("Error: no", 0.0, False, 1.0, 1.0))
