@@ -9,8 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -296,6 +299,35 @@ class _SumOfGradients(DDPStrategy):
         """Leaves the module as it is."""
 
 
+@contextmanager
+def ctrl_c_later() -> Iterator[None]:
+    """Holds Ctrl-C back until the block is left."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:  # not ours to handle
+        yield
+        return
+    held: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            signal.raise_signal(signal.SIGINT)
+
+
+class _TensorBoard(TensorBoardLogger):
+    """A Ctrl-C amid a row would leave the lock of TensorBoard's queue taken, and its end would wait two minutes."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        with ctrl_c_later():
+            super().log_metrics(metrics, step)
+
+    def save(self) -> None:
+        with ctrl_c_later():
+            super().save()
+
+
 def make_logger(name: LoggerName, run: RunFolder, stage: str) -> Logger | Literal[False]:
     """Where Lightning logs the metrics of a stage: ``<run>/tensorboard/<stage>``, ``<run>/csv/<stage>``, or wandb.
 
@@ -303,7 +335,7 @@ def make_logger(name: LoggerName, run: RunFolder, stage: str) -> Logger | Litera
         UserError: wandb is not installed.
     """
     if name == "tensorboard":
-        return TensorBoardLogger(run.path, name="tensorboard", version=stage)
+        return _TensorBoard(run.path, name="tensorboard", version=stage)
     if name == "csv":
         return CSVLogger(run.path, name="csv", version=stage)
     if name == "wandb":

@@ -38,9 +38,7 @@ _WORDS = (  # noqa: SIM905
 ).split()
 
 
-def drawn_words(heldout: bool | None = None) -> list[str]:
-    """Names for what is drawn: all, or those that only held-out states have, or that none of them has."""
-    return [word for k, word in enumerate(_WORDS) if heldout is None or (k % 3 == 0) is heldout]
+HELD_OUT = _WORDS[::3]  #: names that only held-out states are drawn with
 
 
 class DrawnTasks:
@@ -66,6 +64,15 @@ class DrawnTasks:
             word for t in tasks for word in {w.lower() for turn in t.turns for w in _TOKEN.findall(turn.request)}
         )
         return frozenset(words | {word for word, n in requests.items() if n > _COMMON * len(tasks) and word.islower()})
+
+    @cached_property
+    def of_training(self) -> list[str]:
+        """Names for states to learn from where others are held out: the words of all requests, and what is left of
+        ours. From a hundred names, which ours are, a model learns the names and not to copy them.
+        """
+        requests = (turn.request for task in self._package.originals("base") for turn in task.turns)
+        said = {word for text in requests for word in re.findall(r"\b[a-z]{4,10}\b", text)}
+        return sorted((said - self.reserved).union(_WORDS) - set(HELD_OUT))
 
     def draw(self, task: BfclTask, seed: int, words: Sequence[str] = _WORDS) -> BfclTask | None:
         """Another task in place of an original one; ``None`` where nothing of it could be replaced."""

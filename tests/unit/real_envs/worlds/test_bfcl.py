@@ -19,7 +19,7 @@ from real_envs.scripted_agents import mixture
 from real_envs.trajectory import Observation, Turn
 from real_envs.worlds.bfcl import LANGUAGE, Bfcl, BfclGame, BfclSettings, is_heldout
 from real_envs.worlds.bfcl_declared import is_answered, refusal, user_answer
-from real_envs.worlds.bfcl_drawn import DrawnTasks, drawn_words
+from real_envs.worlds.bfcl_drawn import HELD_OUT, DrawnTasks
 from real_envs.worlds.bfcl_tasks import CHANGING, REFUSED, BfclTask, Package, entities, refused
 from real_envs.worlds.generated import TaskRequest
 from tests.support.played import by_plan, findings, generated
@@ -212,11 +212,12 @@ def test_held_out_states_are_of_the_same_originals_and_share_no_name_with_traini
     words = {
         split: {w.lower() for t in tasks for w in re.findall("[A-Za-z]+", t.write())} for split, tasks in read.items()
     }
-    own = set(drawn_words(heldout=True))
+    own = set(HELD_OUT)
     assert own & words["heldout"]
     originals = {w.lower() for w in re.findall("[A-Za-z]+", "".join(t.write() for t in read["train"][:20]))}
     assert not own & words["train"] - originals
-    assert set(drawn_words(heldout=True)) | set(drawn_words(heldout=False)) == set(drawn_words())
+    new = words["train"] - originals
+    assert len(new) > 150, "few names are learned by heart"
 
 
 @needs_package
