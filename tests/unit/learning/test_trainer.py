@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import queue
+import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +13,8 @@ import torch
 from torch import nn
 
 from imagination.learning.supervised import SupervisedModule
-from imagination.learning.trainer import TimeLimit, WeightAverage, step_loader
+from imagination.learning.trainer import TimeLimit, WeightAverage, make_logger, step_loader
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import FitSettings
 from policy.lm.batch import collate
 from tests.support.plain import EXPERTS, fit, make_model
@@ -137,3 +142,34 @@ def test_no_time_limit() -> None:
     limit = TimeLimit(minutes=0.0)
     assert list(step_loader(3, lambda: 0, lambda step: step, limit.over)) == [0, 1, 2]
     assert limit.passed() == 0.0
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """As in a terminal, whatever runs the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_waits_for_the_row_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Amid one, TensorBoard's queue stayed locked, and closing it hung for two minutes."""
+    logger = make_logger("tensorboard", RunFolder(tmp_path, seed=0), "fit_world_model")
+    assert logger
+    logger.log_metrics({"loss": 1.0}, 0)
+    put = queue.Queue.put
+    rows: list[object] = []
+
+    def interrupted(self: queue.Queue, row: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        put(self, row)
+        rows.append(row)
+
+    monkeypatch.setattr(queue.Queue, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        logger.log_metrics({"loss": 1.0, "accuracy": 0.5}, 1)
+    monkeypatch.undo()
+    assert len(rows) == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    logger.finalize("success")
