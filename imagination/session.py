@@ -15,7 +15,7 @@ from imagination.rollout.dream_env import DreamEnv, Guard, Start
 from imagination.rollout.engines import Engines, drafts_from
 from imagination.rollout.noise import UselessAnswers
 from imagination.runs.lifecycle import need, open_run
-from imagination.runs.log import read_log, solved_at
+from imagination.runs.log import read_log, solved_at, unplayed
 from imagination.runs.models import context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
@@ -81,6 +81,16 @@ class Session:
         """See ``read_log``."""
         return Log(*read_log(self.run, self.config.collect.validation))
 
+    @cached_property
+    def unplayed(self) -> list[Trajectory]:
+        """See ``unplayed`` of the log."""
+        return unplayed(self.run)
+
+    @property
+    def known(self) -> list[Trajectory]:
+        """What a world model may look up: the log that the run trains on, and what resets of other tasks have shown."""
+        return [*self.log.train, *self.unplayed]
+
     def tasks(self, privileged: bool = False) -> TaskSet:
         """The run's tasks and real environments, opened anew; the caller closes them. See ``open_tasks``."""
         return open_tasks(self.run, self.config.env, self.config.collect.workers, privileged)
@@ -107,7 +117,7 @@ class Session:
         """The run's world model, ready to predict.
 
         Args:
-            log: to retrieve from, to know facts by, and to look up drafts in; by default what the run trains on.
+            log: to retrieve from, to know facts by, and to look up drafts in; by default ``known``.
             temperature: by default that of dreams.
             served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
             name: of its folder under ``models/``; another than the run's own is loaded alone, not as an ensemble.
@@ -136,7 +146,7 @@ class Session:
             )
         if settings.kind == "code":
             return self._by_rules(self._code(run.model(name)), log)
-        log = self.log.train if log is None else log
+        log = self.known if log is None else log
         form = world_models.form_of(settings, log)
         temperature = config.dream.temperature if temperature is None else temperature
         folders = [run.model(name)] if alone else [world_models.member_folder(run, k) for k in range(settings.members)]
@@ -153,7 +163,7 @@ class Session:
             if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
                 rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
             model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
-        log = self.log.train if log is None else log
+        log = self.known if log is None else log
         model = world_models.with_declared(model, config.env.name, settings, log)
         return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
 

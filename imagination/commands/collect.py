@@ -9,14 +9,14 @@ from pathlib import Path
 
 from imagination.commands.panel import chosen_panel, first_texts, world_of_panel
 from imagination.evaluation.costs import real_costs, spent_before
-from imagination.rollout.play import Episode, Provenance, note_broken, play_all
+from imagination.rollout.play import Episode, Provenance, Replay, look, note_broken, play_all
 from imagination.runs.lifecycle import find_run, need, run_stage
 from imagination.runs.log import open_store
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world, commands_of, open_tasks, world_settings
 from imagination.settings import Config, UserError
-from real_envs.env import TaskSet
+from real_envs.env import Agent, TaskSet
 from real_envs.files import CHECKSUMS, check_checksums, read_json, write_atomically, write_checksums, write_json
 from real_envs.screens import FOLDER
 from real_envs.scripted_agents import deal
@@ -33,7 +33,8 @@ def collect(config: Config, folder: Path) -> None:
     """Generate tasks and log scripted agents in the real environment.
 
     Makes a training and a held-out set of tasks, and plays them with expert, noisy, careless and random
-    agents. Every episode goes into the log, from which all later training starts.
+    agents. Every episode goes into the log, from which all later training starts. With collect.tasks, the other
+    training tasks are only reset: dreams begin there as well.
 
     Reads: nothing
     Writes: games/, log/
@@ -41,6 +42,7 @@ def collect(config: Config, folder: Path) -> None:
     Examples:
         imagine collect run=mine
         imagine collect run=mine env=textworld_express env.options.game=twc
+        imagine collect run=mine games.train=2000 collect.tasks=200
     """
     with run_stage(config, folder, "collect", models=False) as run:
         check_world(run, config.env)
@@ -167,11 +169,15 @@ async def _collect(config: Config, run: RunFolder) -> None:
     known = store.ids()
     plan = {"train": config.collect.episodes, "heldout": config.collect.heldout_episodes}
     episodes: list[Episode] = []
-    agents = {}
+    agents: dict[str, Agent] = {}
     before, earlier = real_interaction(), spent_before(run, "collect")
     commands = await commands_of(world, tasks)
     for split, per_task in plan.items():
         played = tasks.tasks(split)
+        if split == "train" and config.collect.tasks:
+            looks = map(look, played[config.collect.tasks :])
+            episodes += [episode for episode in looks if episode.id not in known]
+            played = played[: config.collect.tasks]
         # over all tasks of the split: with few episodes a task, an agent of a small share would play in none of them
         dealt = deal(world.behaviours(commands), per_task * len(played), derive_seed(f"agents/{split}", config.seed))
         for place, agent in enumerate(dealt):
@@ -188,6 +194,9 @@ async def _collect(config: Config, run: RunFolder) -> None:
             store.writer(pictures=run.games / FOLDER) as writer,
         ):
 
+            def player(episode: Episode) -> Agent:
+                return agents.get(episode.id, Replay(()))
+
             def keep(trajectory: Trajectory) -> None:
                 bar.step()
                 bar.count(len(trajectory.turns))
@@ -196,9 +205,9 @@ async def _collect(config: Config, run: RunFolder) -> None:
             finished = await play_all(
                 episodes,
                 tasks.make_env,
-                lambda episode: agents[episode.id],
-                lambda episode: Provenance(Source.EXPERT if agents[episode.id].name == "expert" else Source.REAL),
-                config.collect.max_turns,
+                player,
+                lambda episode: Provenance(Source.EXPERT if player(episode).name == "expert" else Source.REAL),
+                lambda episode: config.collect.max_turns * (episode.id in agents),
                 concurrency=config.scale.real_processes(config.collect.workers),
                 on_done=keep,
             )

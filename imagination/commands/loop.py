@@ -35,7 +35,7 @@ from imagination.learning.experience import RecordedGroups
 from imagination.loop.acting import limits_of, own_episodes, play_round, policy_folder
 from imagination.loop.choice import choose_tasks
 from imagination.loop.journal import Journal
-from imagination.loop.origin import begin, copy_folder, of_new_tasks, read_beside, roots
+from imagination.loop.origin import begin, copy_folder, of_new_tasks, read_beside
 from imagination.loop.refit import promote, refit_round, true_turns
 from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import check_share, max_value
@@ -341,7 +341,7 @@ def _train(
     starts: Mapping[str, Start] | None = None
     if run.origin.exists():  # the run's own tasks: states of the log and, where there is none yet, what resets showed
         own = config.worldmodel.goal.relabel_log(of_new_tasks(log.train))
-        starts = roots(run) | dream_starts(own, config.dream.max_turns)
+        starts = dream_starts([*own, *session.unplayed], config.dream.max_turns)
     try:
         if nested.summary.get("done", {}).get("train") != fingerprint(settings, "train"):
             train(settings, nested.path, recorded, starts)

@@ -205,14 +205,16 @@ class _Data:
     def of(cls, session: Session, starts: Mapping[str, Start] | None) -> _Data:
         """Raises ``UserError``: experts are to be mixed in and there are none, or no held-out task is logged."""
         config, settings = session.config, session.config.train
-        dreamed, known = settings.world == "dream", session.log.train
-        log: Sequence[Trajectory] = known
+        dreamed, known = settings.world == "dream", session.known
+        log: Sequence[Trajectory] = session.log.train
         if settings.tasks != "train":
             log = few_episodes(heldout_tasks(session.run), settings.task_episodes)
             known = [*known, *log]
         goal = config.worldmodel.goal if dreamed else Goal()
         log = goal.relabel_log(log)
-        starts = dream_starts(log, config.dream.max_turns) if starts is None else starts
+        if starts is None:
+            begun = [*log, *session.unplayed] if settings.tasks == "train" else log
+            starts = dream_starts(begun, config.dream.max_turns)
         learned_from, validation = dict(starts), list[str]()
         if dreamed and settings.validation_tasks:
             learned_from, validation = split_starts(starts, settings.validation_tasks, session.training_seed)

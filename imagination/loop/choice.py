@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from imagination.loop.acting import POLICY, policy_folder, round_of
-from imagination.loop.origin import of_new_tasks, roots
+from imagination.loop.origin import of_new_tasks
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
 from imagination.rollout.play import Provenance, plan, play_with_bar
 from imagination.session import Session
@@ -148,7 +148,7 @@ def _evidence(session: Session, number: int, tasks: Mapping[str, Task]) -> dict[
     """What log and dreams say of each task; the policy of now dreams each a few times, which costs no real step."""
     config, (train, held) = session.config, session.log
     own = of_new_tasks([*train, *held])
-    starts = roots(session.run) | starts_from_log(of_new_tasks(train), branch=False)
+    starts = starts_from_log([*of_new_tasks(train), *session.unplayed], branch=False)
     first = {start.task_id: name for name, start in starts.items()}
     policy = session.policy(policy_folder(session.run, number))
     agent = session.agent(policy, name=POLICY)

@@ -7,43 +7,48 @@ and for its experts. Dreams begin in the new tasks alone, at first in what a res
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from imagination.data.augmentation import HINDSIGHT
 from imagination.learning.critic import NAME as CRITIC
-from imagination.rollout.dream_env import Start, starts_from_log
+from imagination.rollout.play import Provenance, Replay, look, play_all
 from imagination.runs.lifecycle import find_run, need
 from imagination.runs.log import ORIGIN, open_store
 from imagination.runs.run_folder import RunFolder
 from imagination.scale.ray_envs import real_tasks
 from imagination.session import Session
 from imagination.settings import UserError
-from real_envs.env import TaskSet
-from real_envs.files import read_json, write_atomically
+from real_envs.env import EnvFailure, TaskSet
 from real_envs.store import StoreError, TrajectoryStore
-from real_envs.trajectory import Source, StopReason, Trajectory
+from real_envs.trajectory import Source, Trajectory
 from worldmodel.rules.rule_set import FILE
-
-STARTS = "starts.json"
 
 
 def begin(session: Session) -> None:
-    """Takes over another run's models and log, looks at each task of this one, and makes an empty log for it."""
+    """Takes over another run's models and log, and makes a log of what resets of this one's training tasks show.
+
+    Raises ``UserError``: see ``take_over``, or a task is not new; ``EnvFailure``: the world does not answer.
+    """
     config, run = session.config, session.run
 
-    async def look() -> None:
+    async def first_looks() -> None:
         tasks = real_tasks(session)
         try:
-            await first_looks(run, tasks)
-            open_store(run, config.env.name, tasks)
+            _check_new(run, tasks)
+            store = open_store(run, config.env.name, tasks)
+            new = [episode for task in tasks.tasks("train") if (episode := look(task)).id not in store.ids()]
+            shown = await play_all(new, tasks.make_env, Replay(()), Provenance(Source.REAL), max_turns=0)
+            for start in shown:
+                if start.stop.is_failure:
+                    raise EnvFailure(start.stop, f"{start.task_id}: {start.failure}")
+            store.append(shown)
         finally:
             await tasks.close()
 
     take_over(session)
-    asyncio.run(look())
+    asyncio.run(first_looks())
 
 
 def take_over(session: Session) -> None:
@@ -80,35 +85,16 @@ def read_beside(run: RunFolder, experience: str, hindsight: bool = False, critic
     return [name for name in names if (run.path / name).exists()]
 
 
-async def first_looks(run: RunFolder, tasks: TaskSet) -> None:
-    """Writes what a reset of each training task shows; no step is taken. Raises ``UserError``: a task, perhaps a
-    held-out one, is a training task of the origin; ``EnvFailure``: the world does not answer.
-    """
+def _check_new(run: RunFolder, tasks: TaskSet) -> None:
+    """Raises ``UserError``: a task, perhaps a held-out one, is a training task of the origin."""
     known = set(TrajectoryStore.open(run.origin).tasks("train"))
-    played = tasks.tasks("train")
-    for kind, some in (("tasks", played), ("held-out tasks", tasks.tasks("heldout"))):
+    for kind, split in (("tasks", "train"), ("held-out tasks", "heldout")):
+        some = tasks.tasks(split)
         if both := [task.id for task in some if task.id in known]:
             raise UserError(
                 f"{len(both)} of {len(some)} {kind}, such as {both[0]}, are tasks of loop.origin as well: set another "
                 "seed, or the env.options that tell the new ones apart"
             )
-    env = tasks.make_env()
-    try:
-        shown = {task.id: (await env.reset(task, 0)).text for task in played}
-    finally:
-        await env.close()
-    write_atomically(run.path / "loop" / STARTS, json.dumps(shown, indent=1))
-
-
-def roots(run: RunFolder) -> dict[str, Start]:
-    """Where dreams of new tasks begin, by the names that ``starts_from_log`` gives; none without ``first_looks``."""
-    path = run.path / "loop" / STARTS
-    shown: Mapping[str, str] = read_json(path) if path.exists() else {}
-    seen = [
-        Trajectory(task, task, task, Source.REAL, "", 0, text, (), StopReason.TURN_LIMIT)
-        for task, text in shown.items()
-    ]
-    return starts_from_log(seen, branch=False)
 
 
 def of_new_tasks(log: Sequence[Trajectory]) -> list[Trajectory]:

@@ -41,6 +41,11 @@ def plan(tasks: Sequence[Task], count: int, prefix: str, seed: int) -> list[Epis
     ]
 
 
+def look(task: Task) -> Episode:
+    """A reset of a task that nobody plays: an episode without a turn."""
+    return Episode(f"{task.id}/look", task, f"{task.id}/look", 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """What is stamped on every trajectory of a rollout."""

@@ -39,6 +39,14 @@ def read_log(run: RunFolder, validation: float) -> tuple[list[Trajectory], list[
     return train, held
 
 
+def unplayed(run: RunFolder) -> list[Trajectory]:
+    """What a reset has shown of training tasks (``rollout.play.look``): episodes without a turn."""
+    if not (run.log / MANIFEST).exists():
+        return []
+    episodes = TrajectoryStore.open(run.log).read("train", require_actions=False)
+    return sorted((t for t in episodes if not t.turns and not t.stop.is_failure), key=lambda t: t.id)
+
+
 def rewarded(run: RunFolder, log: Sequence[Trajectory], goal: Goal) -> Sequence[Trajectory]:
     """The log to fit to: of turns without a reward a world model learns nothing, so a declared goal gives them its own.
 
@@ -75,6 +83,5 @@ def solved_at(run: RunFolder, goal: Goal) -> float | None:
 
 def _usable(store: TrajectoryStore, may_be_empty: bool = False) -> list[Trajectory]:
     """Sorted: episodes were appended as they ended, and that order is chance."""
-    if may_be_empty and not store.ids():
-        return []
-    return sorted((t for t in store.read("train") if t.turns and not t.stop.is_failure), key=lambda t: t.id)
+    episodes = store.read("train", require_actions=not may_be_empty)
+    return sorted((t for t in episodes if t.turns and not t.stop.is_failure), key=lambda t: t.id)

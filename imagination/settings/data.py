@@ -48,6 +48,9 @@ class CollectSettings:
     """The log: episodes of scripted agents of many skills in the real environment."""
 
     episodes: int = 800  #: per training task
+    #: training tasks that are played, the first ones; of others the log has what a reset shows, and they are dreamed as
+    #: well. 0 is all
+    tasks: int = 0
     heldout_episodes: int = 10  #: per held-out task, only to evaluate the world model there
     max_turns: int = 12  #: turn limit of a logged episode
     validation: float = 0.05  #: share of the episodes of training tasks that no model trains on

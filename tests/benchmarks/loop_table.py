@@ -35,9 +35,11 @@ from imagination.commands.evaluate import play_real
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.loop import loop
 from imagination.commands.train import train
-from imagination.loop.origin import copy_folder, roots
+from imagination.loop.origin import copy_folder
+from imagination.rollout.dream_env import dream_starts
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import open_run
+from imagination.runs.log import unplayed
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
@@ -194,7 +196,7 @@ def _real(config: Config, common: Path, there: Path, arm: Arm) -> None:
         if arm.begins == "dreams":
             copy_folder(run.model("policy"), run.model("policy-clone"))
         run.update({"copied": True})
-    train(config, there, starts=roots(run))
+    train(config, there, starts=dream_starts(unplayed(run), config.dream.max_turns))
 
 
 def judge(config: Config, folder: Path, arm: Arm) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from imagination.learning.collector import NothingToLearn
 from imagination.loop.acting import round_of
-from imagination.loop.origin import roots, take_over
+from imagination.loop.origin import take_over
 from imagination.loop.refit import true_turns
-from imagination.runs.log import read_log
+from imagination.runs.log import read_log, unplayed
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError
@@ -42,7 +42,7 @@ def test_an_old_world_model_meets_new_tasks(cloned: Path, tmp_path: Path, monkey
     assert found["loop"]["charged"] == found["real_steps"]["loop"] == 12
     run = RunFolder(folder, 0)
     assert {t.task_id for t in TrajectoryStore.open(folder / "log").read()} <= {f"{NEW}corridor-a", f"{NEW}corridor-b"}
-    assert {start.task_id for start in roots(run).values()} == {f"{NEW}corridor-a", f"{NEW}corridor-b"}
+    assert {start.task_id for start in unplayed(run)} == {f"{NEW}corridor-a", f"{NEW}corridor-b"}
     train, held = read_log(run, 0.2)
     own = [t for t in (*train, *held) if round_of(t) is not None]
     old = {t.id for t in (*train, *held)} - {t.id for t in own}

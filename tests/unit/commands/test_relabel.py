@@ -32,6 +32,18 @@ def test_questions_are_composed_of_a_log_and_dreams_may_begin_there(tmp_path: Pa
     assert not logged & {episode.start for episode in composed}
 
 
+def test_tasks_that_are_only_reset_are_known_and_dreamed(tmp_path: Path) -> None:
+    config = load_config([*SMALL, "collect.tasks=4"], Config)
+    collect(config, tmp_path)
+    collect(config, tmp_path)
+    session = Session(config, RunFolder(tmp_path, config.seed))
+    tasks = session.tasks().tasks("train")
+    assert {t.task_id for part in session.log for t in part} == {task.id for task in tasks[:4]}
+    assert {(t.task_id, t.world_facts) for t in session.unplayed} == {(task.id, task.world_facts) for task in tasks[4:]}
+    assert len(session.unplayed) == 11
+    assert all(t.start for t in session.unplayed)
+
+
 def test_a_world_that_composes_nothing_says_so(tmp_path: Path) -> None:
     config = load_config(["hindsight.questions=4"], Config)
     refused(lambda: relabel(config, tmp_path), "hindsight.questions=0", "env=search")

@@ -25,13 +25,21 @@ from imagination.settings.models import HindsightSettings
 from real_envs.env import Task
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.scripted import Answering
+from worldmodel.formats.memory import declared_facts
 from worldmodel.rewards import Goal
 from worldmodel.world_model import Prediction
 
 
-def data_of(log: list[Trajectory], config: Config, reached: Sequence[Trajectory] = ()) -> _Data:
+def data_of(
+    log: list[Trajectory], config: Config, reached: Sequence[Trajectory] = (), unplayed: Sequence[Trajectory] = ()
+) -> _Data:
     session: Any = SimpleNamespace(
-        config=config, log=SimpleNamespace(train=log), run=None, training_seed=0, reached_goals=lambda: [*reached]
+        config=config,
+        log=SimpleNamespace(train=log),
+        unplayed=unplayed,
+        known=[*log, *unplayed],
+        training_seed=0,
+        reached_goals=lambda: [*reached],
     )
     return _Data.of(session, None)
 
@@ -49,6 +57,17 @@ def test_no_expert_of_a_validation_task_is_imitated() -> None:
     validation = {data.starts[name].task_id for name in data.validation}
     assert len(validation) == 4
     assert {t.task_id for t in data.experts} == {f"t{n}" for n in range(10)} - validation
+
+
+def test_tasks_that_were_only_reset_are_dreamed() -> None:
+    config = Config()
+    reset = Trajectory(
+        "u/look", "u", "u", Source.REAL, "replay", 0, "start u", (), StopReason.TURN_LIMIT, world_facts=("f",)
+    )
+    data = data_of([episode("t", "won", 1.0)], config, unplayed=[reset])
+    assert {(start.task_id, start.text) for start in data.starts.values()} == {("t", "start t"), ("u", "start u")}
+    assert declared_facts(data.known) == {"start u": ("f",)}
+    assert reset not in data.log
 
 
 def test_no_dream_of_another_goal_begins_as_a_validation_task_does() -> None:

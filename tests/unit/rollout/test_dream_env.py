@@ -388,10 +388,12 @@ LOG = [logged("1", "t", "a", "b", "c"), logged("2", "t", "a", "x"), logged("3", 
 
 
 def test_starts_are_the_states_of_the_log_with_a_future() -> None:
-    """Each state once. From the last one of an episode nothing is known to be possible: it may be the world's end."""
+    """Each state once. From the last one of an episode nothing is known to be possible: it may be the world's end. Of a
+    task that was only reset there is its beginning.
+    """
     starts = starts_from_log(LOG, branch=True)
     a, b = Turn("a", "after a", 0.0, False), Turn("b", "after b", 0.0, False)
-    states = [("t", ()), ("t", (a,)), ("t", (a, b)), ("u", ())]
+    states = [("t", ()), ("t", (a,)), ("t", (a, b)), ("u", ()), ("v", ())]
     assert list(starts.values()) == [Start(task, "ATTIC", history) for task, history in states]
 
 

@@ -277,6 +277,7 @@ def test_whoever_counts_dreams_counts_as_solved_what_a_declared_goal_pays(
     policy = SimpleNamespace(version="p", agent=Acts("go"))
     session: Any = SimpleNamespace(config=config, run=run, solved_at=0.5, guard=lambda *_, **__: NO_GUARD)
     session.log = Log([episode_of("e", [Turn("go", "You win.", 1.0, True)], Source.REAL, task="t", start="START")], [])
+    session.unplayed = []
     session.policy, session.agent = lambda *_: policy, lambda *_, **__: policy.agent
     session.world_model = lambda: world
     (known,) = _evidence(session, 1, {"t": TASK}).values()
