@@ -44,7 +44,7 @@ from real_envs.worlds.generated import (
 VERSION = "2026.3.23"
 DONE = "done()"
 _FOLDS = 5
-_ROUNDS = 40  # states drawn of each original, before there are said to be no more that differ
+_ROUNDS = 120  # states drawn of each original, before there are said to be no more that differ
 _CALLS = 16  # random ones that are tried for scripted agents
 _HEAD = "Session {session}. Answer with one call of a tool, or with done() when the request is fulfilled.\n{tools}\n"
 
