@@ -63,11 +63,16 @@ def rewarded(run: RunFolder, log: Sequence[Trajectory], goal: Goal) -> Sequence[
 
 
 def open_store(run: RunFolder, world: str, tasks: TaskSet) -> TrajectoryStore:
-    """The run's log; a new one where there is none, for the tasks of both splits."""
-    if (run.log / MANIFEST).exists():
-        return TrajectoryStore.open(run.log)
+    """The run's log, for the tasks of both splits; a new one where there is none. It may grow by tasks."""
     splits = {split: [task.id for task in tasks.tasks(split)] for split in ("train", "heldout")}
-    return TrajectoryStore.create(run.log, splits, meta={"environment": world})
+    if not (run.log / MANIFEST).exists():
+        return TrajectoryStore.create(run.log, splits, meta={"environment": world})
+    store = TrajectoryStore.open(run.log)
+    known = {task for some in store.splits.values() for task in some}
+    new = {split: [task for task in some if task not in known] for split, some in splits.items()}
+    if any(new.values()):
+        store.add_tasks(new)
+    return store
 
 
 def solved_at(run: RunFolder, goal: Goal) -> float | None:

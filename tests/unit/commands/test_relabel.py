@@ -33,7 +33,9 @@ def test_questions_are_composed_of_a_log_and_dreams_may_begin_there(tmp_path: Pa
 
 
 def test_tasks_that_are_only_reset_are_known_and_dreamed(tmp_path: Path) -> None:
-    config = load_config([*SMALL, "collect.tasks=4"], Config)
+    config = load_config([*SMALL, "games.train=6", "collect.tasks=4"], Config)
+    collect(config, tmp_path)
+    config.games.train = 15
     collect(config, tmp_path)
     collect(config, tmp_path)
     session = Session(config, RunFolder(tmp_path, config.seed))
