@@ -36,6 +36,7 @@ INVALID = r"Nothing happens\."
 _RAW = re.compile(r"[A-Za-z]+_bar_\w+")  # desk_bar__plus_02_dot_32_bar_...: a kind and where it stands
 _ARRIVAL = re.compile(r"You arrive at \S+\. ")
 _IN = re.compile(r"\((inReceptacle|objectAtLocation) (\S+) (\S+)\)")
+_PLACE, _OPENABLE, _OPENED = (re.compile(rf"\({kind} (\S+?)[ )]") for kind in ("receptacleType", "openable", "opened"))
 _NUMBERED = re.compile(r"[a-z]+ \d+")
 _TRANSLATIONS = 512  # of a tenth of a megabyte
 
@@ -216,10 +217,22 @@ def read_game(path: str | Path, variation: int = 0) -> dict[str, Any]:
 
 
 def world_facts(problem: str) -> tuple[str, ...]:
-    """Where each thing is at first, such as ``alarmclock 1 in desk 1``."""
+    """What each place holds at first, such as ``desk 1: mug 1, pen 2`` or ``drawer 1 (closed): nothing``.
+
+    By places, in the order in which the game tells it: that a model copies. From facts by things, such as ``mug 1 in
+    desk 1``, it would have to gather what a place holds.
+    """
     names, state = Names(problem), problem.partition("(:goal")[0]
-    inside = {thing: place for kind, thing, place in _IN.findall(state) if kind == "inReceptacle"}
-    return tuple(sorted(f"{names.plain(thing)} in {names.plain(place)}" for thing, place in inside.items()))
+    inside: dict[str, list[str]] = {place: [] for place in _PLACE.findall(state)}
+    for kind, thing, place in _IN.findall(state):
+        if kind == "inReceptacle":
+            inside.setdefault(place, []).append(names.plain(thing))
+    closed = set(_OPENABLE.findall(state)) - set(_OPENED.findall(state))
+    lines = (
+        f"{names.plain(place)}{' (closed)' * (place in closed)}: {', '.join(sorted({*things})) or 'nothing'}"
+        for place, things in inside.items()
+    )
+    return tuple(sorted(lines))
 
 
 class Alfworld(GeneratedWorld):

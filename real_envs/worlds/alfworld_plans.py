@@ -86,8 +86,9 @@ class Facts:
 
 
 def count_places(facts: Iterable[str]) -> Counter[tuple[str, str]]:
-    """How many things of a kind lie in places of a kind, of facts such as ``alarmclock 1 in desk 1``."""
-    pairs = (fact.split(" in ", 1) for fact in facts)
+    """How many things of a kind lie in places of a kind, of facts such as ``desk 1: mug 1, pen 2``."""
+    lines = (fact.split(": ", 1) for fact in facts if not fact.endswith(": nothing"))
+    pairs = ((thing, place.removesuffix(" (closed)")) for place, things in lines for thing in things.split(", "))
     return Counter((thing.rpartition(" ")[0], place.rpartition(" ")[0]) for thing, place in pairs)
 
 

@@ -48,7 +48,9 @@ def test_things_are_numbered_by_kind_in_the_order_of_their_coordinates() -> None
     assert names.raw("take mug 2 from drawer 1") == "take mug_bar__plus_03 from drawer_bar__plus_01"
     assert names.raw("take mug 9 from lake 1") == "take mug 9 from lake 1"  # the game then says that nothing happens
     asked = PROBLEM + "(:goal (and (inReceptacle ?o ?r)))"
-    assert world_facts(PROBLEM) == world_facts(asked) == ("mug 1 in desk 1", "mug 2 in drawer 1")
+    assert world_facts(PROBLEM) == world_facts(asked) == ("desk 1: mug 1", "drawer 1: mug 2")
+    more = PROBLEM.replace("(:init", "(:init (openable Drawer_bar__plus_01) (receptacleType Bed_bar_1 BedType)")
+    assert world_facts(more) == ("bed 1: nothing", "desk 1: mug 1", "drawer 1 (closed): mug 2")
 
 
 PLACED = "(exists (?r - receptacle) (exists (?o - object) (and (inReceptacle ?o ?r) (objectType ?o MugType) "
@@ -91,7 +93,9 @@ def test_a_plan_is_written_from_any_state() -> None:
 
 
 def test_the_expert_looks_for_what_it_has_not_seen_where_such_things_were_elsewhere() -> None:
-    usual = count_places(["mug 3 in drawer 7", "mug 1 in drawer 2", "mug 1 in sinkbasin 1", "pen 1 in desk 1"])
+    usual = count_places(
+        ["drawer 7 (closed): mug 3", "drawer 2: mug 1", "sinkbasin 1: mug 1", "desk 1: pen 1", "bed 1: nothing"]
+    )
     assert usual == {("mug", "drawer"): 2, ("mug", "sinkbasin"): 1, ("pen", "desk"): 1}
     goal, house = AlfworldGoal("mugtype", "desktype"), Facts(HOUSE)
     assert search(goal, house, set(), usual) == ["go to drawer_1", "open drawer_1"]
@@ -201,7 +205,7 @@ def test_the_plan_solves_and_splits_do_not_meet(planner: None, tmp_path: Path) -
         start = game.reset(task)
         results = by_plan(game, start)
         assert "task is to:" in start.text
-        assert any(fact.partition(" in ")[2] in start.text for fact in task.world_facts)
+        assert all(fact.partition(":")[0].removesuffix(" (closed)") in start.text for fact in task.world_facts)
         assert not any("_bar_" in seen.text for seen in (start, *(r.observation for r in results)))
         assert results[-1].terminated
         assert [r.reward for r in results if r.reward] == [results[-1].reward] == [1.0]
