@@ -184,7 +184,8 @@ def mend(
     """
     broken = check(answer)
     for _ in range(_MEND_ROUNDS):
-        better = [(text, check(text)) for text in dict.fromkeys(_changes(answer, broken, episode, action))]
+        changes = dict.fromkeys(_changes(answer, broken, episode, action))
+        better = [(text, check(text)) for text in changes if text.strip()]  # no words break nothing, and are no answer
         better = [(text, left) for text, left in better if len(left) < len(broken)]
         if not better:
             break
@@ -236,6 +237,7 @@ def _pattern(phrase: str) -> str:
 
 _SAMPLE = 3000  # turns in which phrases are looked for
 _SHARE = 0.03  # of the answers that have a phrase, at least
+_EXPECTED = 20  # times, at least, that a forbidden phrase would stand where it is forbidden
 _NAMED, _PLAIN = 150, 150  # phrases that are tried, with and without placeholders
 _VALUES, _CONTEXTS, _DONE = 6, 8, 12
 _PER_PHRASE = 6
@@ -260,6 +262,7 @@ class PhraseTable:
     _stands: list[list[int]] = field(default_factory=list)  # by phrase: 1 it stands there, 0 not, -1 a name is missing
     _held: list[bool] = field(default_factory=list)
     _twice: list[list[bool]] = field(default_factory=list)  # by phrase
+    _elsewhere: dict[str, float] = field(default_factory=dict)  # share of answers that say the same of another name
 
     def count(self, episode: EpisodeText, action: Action, turn: Turn, contexts: Iterator[str]) -> None:
         """First pass. ``contexts``: of the name of the answer in the first text."""
@@ -293,8 +296,9 @@ class PhraseTable:
         ranked = sorted(with_names, key=lambda p: -self.counts[p] * len(p.split()))
         named = ranked[:_NAMED]
         # what is said of another place is perhaps never said of this one: no room is its own neighbour
-        never = [p.replace("{here}", other) for p in named if "{here}" in p for other in ("{there}", "{name}")]
+        never = {p.replace("{here}", other): p for p in named if "{here}" in p for other in ("{there}", "{name}")}
         self.phrases = list(dict.fromkeys([*named, *never, *plain[:_PLAIN]]))
+        self._elsewhere = {phrase: self.counts[other] / n for phrase, other in never.items()}
 
     def record(self, episode: EpisodeText, action: Action, turn: Turn, held: bool) -> None:
         if not self.phrases:
@@ -354,7 +358,19 @@ class PhraseTable:
         covered = np.zeros(len(held), dtype=bool)
         for conjunction in islice(conjunctions(table, right, here, covered, held, self.least), _PER_PHRASE):
             invariant = Invariant(self.template, self.kind, (), self.phrases[k], required, link)
-            yield conjunction.proves(invariant, self.conditions), conjunction.covers
+            invariant, covers = conjunction.proves(invariant, self.conditions), conjunction.covers
+            if required or self._seldom(invariant, here & ~covers, stands == 1):
+                yield invariant, covers
+
+    def _seldom(self, forbidden: Invariant, elsewhere: np.ndarray, said: np.ndarray) -> bool:
+        """Whether the phrase hardly ever stands under the conditions, though it would often if it did as often as
+        elsewhere. What is rare everywhere is left out in 99 % of all answers, and no law: where a model says it, it is
+        mostly true.
+        """
+        share = max(said[elsewhere].mean() if elsewhere.any() else 0.0, self._elsewhere.get(forbidden.phrase, 0.0))
+        exceptions = forbidden.exceptions + forbidden.held_exceptions
+        often = share * (forbidden.turns + forbidden.held_turns) >= _EXPECTED
+        return often and exceptions <= (1 - PRECISION) * said.sum()
 
 
 def _implies(one: str, other: str, required: bool) -> bool:

@@ -18,7 +18,7 @@ from tests.support.rooms_world import BACK, NO, ROOMS, RoomsWorld, rooms_log
 from tests.support.scripted import Answering
 from worldmodel.evaluation.dreams import Contradiction, contradiction_metrics, contradictions_of
 from worldmodel.rules.conditions import Condition, Copy, Rule
-from worldmodel.rules.invariants import REFUSAL
+from worldmodel.rules.invariants import OUTCOME, REFUSAL
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.rule_set import FILE, RuleSet, RulesInvalid, check_rules
 from worldmodel.rules.search import find_conjunctions, lower_bound
@@ -211,6 +211,44 @@ def test_an_answer_that_breaks_an_invariant_is_mended(rules: RuleSet) -> None:
         assert (found.observation, found.mended, found.broken, len(model.asked)) == (right, True, (), 1)
     untouched = predict(liar(right), rules, world, f"go {way}")
     assert (untouched.observation, untouched.mended, untouched.resampled) == (right, False, 0)
+
+
+def shelves_log(tasks: int) -> list[Trajectory]:
+    """A thing lies on each shelf; lamps on the first two alone, cups seldom on the others: chance, and no law."""
+    log = []
+    for task in range(tasks):
+        rng = random.Random(task)
+        turns = []
+        for shelf in rng.sample(range(1, 6), 5):
+            things, weights = (
+                ("cup", "fork", "pen", "key", "lamp"),
+                (4 if shelf < 3 else 0.06, 1, 4, 4, 4 * (shelf < 3)),
+            )
+            turns.append(
+                Turn(
+                    f"go to shelf {shelf}",
+                    f"On the shelf {shelf}, you see a {rng.choices(things, weights)[0]}.",
+                    0.0,
+                    False,
+                )
+            )
+        id_ = f"s{task}"
+        log.append(Trajectory(id_, id_, id_, Source.REAL, "a", 0, "Five shelves.", tuple(turns), StopReason.TURN_LIMIT))
+    return log
+
+
+def test_what_is_rare_is_not_forbidden_and_no_answer_is_emptied() -> None:
+    """Where a model says what the log seldom has there, it is mostly true: it has read the facts of the task."""
+    rules = mine_rules(shelves_log(900))
+    forbidden = [i.phrase for i in rules.invariants if not (i.required or i.once or i.phrase in (REFUSAL, OUTCOME))]
+    assert {phrase.split()[-1] for phrase in forbidden} == {"lamp"}
+    lamp, cup = (f"On the shelf 4, you see a {thing}." for thing in ("lamp", "cup"))
+    (found, broken), cups = (
+        rules.mended("Five shelves.", (), Turn("go to shelf 4", text, 0.0, False)) for text in (lamp, cup)
+    )
+    assert found == lamp, "no words break nothing, and are no answer"
+    assert broken
+    assert cups == (cup, [])
 
 
 def test_what_cannot_be_mended_is_sampled_again(rules: RuleSet) -> None:
