@@ -222,7 +222,7 @@ def shelves_log(tasks: int) -> list[Trajectory]:
         for shelf in rng.sample(range(1, 6), 5):
             things, weights = (
                 ("cup", "fork", "pen", "key", "lamp"),
-                (4 if shelf < 3 else 0.06, 1, 4, 4, 4 * (shelf < 3)),
+                (4 if shelf < 3 else 0.03, 1, 4, 4, 4 * (shelf < 3)),
             )
             turns.append(
                 Turn(
