@@ -51,20 +51,21 @@ def check_world(run: RunFolder, settings: EnvSettings) -> None:
 
 def open_tasks(run: RunFolder, settings: EnvSettings, workers: int, privileged: bool = False) -> TaskSet:
     """The run's tasks and environments to play them in; the caller closes them. Raises ``UserError``: ``collect`` has
-    not made them, one is damaged or held out and trained in, or the log is of another world; ``UnknownWorld``: the
-    world is not installed here.
+    not made them, one is damaged or held out and trained in, by games and log together, or the log is of another world;
+    ``UnknownWorld``: the world is not installed here.
     """
     need(run.games / FILE, "collect")
     check_checksums(run.games)
     check_world(run, settings)
     tasks = find_world(settings.name).open(run.games, privileged, workers)
     if (run.log / MANIFEST).exists():
-        trained = TrajectoryStore.open(run.log).splits.get("train", ())
-        if both := {task.id for task in tasks.tasks("heldout")}.intersection(trained):
-            raise UserError(
-                f"{len(both)} held-out tasks, such as {min(both)}, are training tasks of {run.log}: set games.* as it "
-                "was when that log was begun, or use another run="
-            )
+        logged = TrajectoryStore.open(run.log).splits
+        for split, other, what in (("heldout", "train", "held-out tasks"), ("train", "heldout", "training tasks")):
+            if both := {task.id for task in tasks.tasks(split)}.intersection(logged.get(other, ())):
+                raise UserError(
+                    f"{len(both)} {what}, such as {min(both)}, are of split '{other}' in {run.log}: set games.* as it "
+                    "was when that log was begun, or use another run="
+                )
     return tasks
 
 

@@ -263,6 +263,10 @@ def _map(build: Callable[[int], str | None], seeds: Sequence[int], workers: int)
         yield from results
 
 
+def _seed_of(name: str) -> int:
+    return int(name.rpartition("-s")[2])
+
+
 def _task(folder: Path, name: str) -> Task:
     return Task(name, {"path": str(folder / f"{name}.z8")}, world_facts=_world_facts(folder / f"{name}.json"))
 
@@ -299,17 +303,26 @@ class TextWorld(GeneratedWorld):
         workers: int,
         panel: Panel | None = None,
     ) -> None:
-        """See ``World``. All splits in one go, so that no game is in two of them, and a panel first."""
+        """See ``World``. All splits in one go, so that no game is in two of them, and first a panel, or the held-out
+        games that this run has: more training games leave them held out.
+        """
         first = 1 + seed * _SEEDS_OF_A_RUN
-        fixed = [int(name.rpartition("-s")[2]) for name in panel.tasks] if panel else []
-        others = {split: count for split, count in counts.items() if not (panel and split == "heldout")}
+        kept = panel.tasks if panel else self._held_out(folder, first, settings)[: counts.get("heldout", 0)]
+        fixed = [_seed_of(name) for name in kept]
+        others = {split: count - len(fixed) * (split == "heldout") for split, count in counts.items()}
         wanted = len(fixed) + sum(others.values())
         seeds = [*fixed, *(number for number in range(first, first + wanted) if number not in fixed)][:wanted]
         names = iter([task.id for task in generate_games(folder, seeds, settings, progress, workers)])
         held = [next(names) for _ in fixed]
         splits = {split: [next(names) for _ in range(count)] for split, count in others.items()}
-        splits |= {"heldout": held} if panel else {}
+        splits |= {"heldout": [*held, *splits.get("heldout", [])]} if held else {}
         write_atomically(folder / FILE, json.dumps({"settings": asdict(settings), "splits": splits}, indent=1))
+
+    def _held_out(self, folder: Path, first: int, settings: GameSettings) -> list[str]:
+        """The held-out games of an earlier ``generate``, of these settings and of the seeds from ``first`` on."""
+        known = json.loads((folder / FILE).read_text()) if (folder / FILE).exists() else {}
+        held: list[str] = known["splits"].get("heldout", []) if known.get("settings") == asdict(settings) else []
+        return held if all((_seed_of(name) - first) % _RESEED < _SEEDS_OF_A_RUN for name in held) else []
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
         return PooledTasks(self.drawn(folder)[1], partial(TextWorldGame, privileged), workers)

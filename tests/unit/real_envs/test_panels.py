@@ -61,13 +61,14 @@ def test_runs_of_other_seeds_have_the_held_out_tasks_of_the_panel(written: Path,
     assert splits_of(tmp_path)["heldout"] != first["heldout"], "without a panel every seed has its own"
 
 
-def test_what_the_log_trained_on_is_not_held_out_later(tmp_path: Path) -> None:
-    """As where games.train was lowered, or a panel came later."""
+@pytest.mark.parametrize(("split", "logged"), [("heldout", "train"), ("train", "heldout")])
+def test_no_task_of_the_games_is_in_the_other_split_of_the_log(tmp_path: Path, split: str, logged: str) -> None:
+    """As where games.train was lowered or raised, or a panel came later."""
     run, config = RunFolder(tmp_path, 0), settings(0)
     generate_tasks(config, run)
-    held = open_tasks(run, config.env, 1).tasks("heldout")[0].id
-    TrajectoryStore.create(run.log, {"train": [held], "heldout": []}, meta={"environment": "gymnasium"})
-    refused(lambda: open_tasks(run, config.env, 1), held, "games.*", error=UserError)
+    task = open_tasks(run, config.env, 1).tasks(split)[0].id
+    TrajectoryStore.create(run.log, {split: [], logged: [task]}, meta={"environment": "gymnasium"})
+    refused(lambda: open_tasks(run, config.env, 1), task, "games.*", error=UserError)
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,21 @@ def test_manifest_restores_the_task_set_where_the_folder_has_moved(
         world.open(tmp_path, privileged=False, workers=1)
 
 
+def test_more_training_games_leave_the_held_out_ones_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_build", lambda seed, folder, settings: str(seed))
+
+    def seeds_of(train: int, heldout: int, seed: int = 0) -> dict[str, list[int]]:
+        world, counts = TextWorld(), {"train": train, "heldout": heldout}
+        world.generate(tmp_path, counts, seed, GameSettings(), lambda done, total: None, 1)
+        tasks = world.drawn(tmp_path)[1]
+        return {split: [int(task.id.rpartition("-s")[2]) for task in some] for split, some in tasks.items()}
+
+    assert seeds_of(2, 2) == {"train": [1, 2], "heldout": [3, 4]} == seeds_of(2, 2)
+    assert seeds_of(4, 3) == {"train": [1, 2, 5, 6], "heldout": [3, 4, 7]}
+    assert seeds_of(2, 2) == {"train": [1, 2], "heldout": [3, 4]}
+    assert seeds_of(2, 1, seed=1) == {"train": [10_001, 10_002], "heldout": [10_003]}
+
+
 def test_finished_games_are_kept(games: list[Task]) -> None:
     files = [Path(task.spec["path"]) for task in games]
     written = [file.stat().st_mtime_ns for file in files]
