@@ -39,8 +39,8 @@ class TaskMemory:
         self._facts: dict[str, dict[str, _Fact]] = {}
         self._declared = declared_facts(log)
         for episode in log:
-            facts = self._facts.setdefault(episode.start, {})
             for k, turn in enumerate(episode.turns):
+                facts = self._facts.setdefault(episode.start, {})  # tasks that nobody played are no tasks to count
                 if turn.reward is not None and turn.observation not in episode.start:
                     fact = facts.setdefault(_line(turn), _Fact(k))
                     fact.turn = min(fact.turn, k)

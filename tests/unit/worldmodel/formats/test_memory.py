@@ -59,6 +59,12 @@ def test_a_task_is_known_by_what_its_episodes_have_shown() -> None:
     assert index.of("A place never seen.", 9, frozenset()) == []
 
 
+def test_tasks_that_nobody_played_do_not_change_what_is_known_of_others() -> None:
+    """Or dreams read other facts than the model was fitted with."""
+    with_resets = TaskMemory([*LOG, *(episode(f"reset-{k}", start=f"Hut {k}.") for k in range(200))])
+    assert with_resets.of("Room 1.", 9, frozenset()) == TaskMemory(LOG).of("Room 1.", 9, frozenset()) == []
+
+
 @pytest.mark.parametrize("kind", ["text", "retrieval"])
 def test_a_dream_reads_of_a_log_without_rewards_what_the_fit_read_of_the_goals(
     kind: Literal["text", "retrieval"],
