@@ -5,7 +5,7 @@ from pathlib import Path
 
 from imagination.data.augmentation import HINDSIGHT, failed, relabelled, write_supplement
 from imagination.runs.lifecycle import run_stage
-from imagination.runs.log import read_log
+from imagination.runs.log import read_log, unplayed
 from imagination.runs.worlds import check_world, world_settings
 from imagination.settings import Config, UserError
 from real_envs.world import find_world
@@ -55,7 +55,8 @@ def _compose(config: Config, folder: Path) -> None:
         raise UserError(f"env={config.env.name} composes no questions: set hindsight.questions=0, or env=search")
     with run_stage(config, folder, "relabel") as run:
         check_world(run, config.env)
-        log, wanted = [t for part in read_log(run, config.collect.validation) for t in part], config.hindsight.questions
+        wanted = config.hindsight.questions
+        log = [t for part in (*read_log(run, config.collect.validation), unplayed(run)) for t in part]
         episodes = compose(world_settings(config.env, config.games), log, wanted, config.seed)
         if not episodes:
             raise UserError("no new question can be composed of what the log's searches found: collect more episodes")

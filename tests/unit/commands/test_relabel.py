@@ -46,6 +46,16 @@ def test_tasks_that_are_only_reset_are_known_and_dreamed(tmp_path: Path) -> None
     assert all(t.start for t in session.unplayed)
 
 
+def test_no_composed_question_is_that_of_a_task_that_was_only_reset(tmp_path: Path) -> None:
+    """Or training dreams of what its validation judges by."""
+    config = load_config([*SMALL, "collect.tasks=8", "collect.episodes=2", "hindsight.questions=100"], Config)
+    collect(config, tmp_path)
+    relabel(config, tmp_path)
+    session = Session(config, RunFolder(tmp_path, config.seed))
+    reset = {episode.start for episode in session.unplayed}
+    assert not reset & {episode.start for episode in read_supplements(session.run, ["hindsight"])}
+
+
 def test_a_world_that_composes_nothing_says_so(tmp_path: Path) -> None:
     config = load_config(["hindsight.questions=4"], Config)
     refused(lambda: relabel(config, tmp_path), "hindsight.questions=0", "env=search")
