@@ -73,6 +73,8 @@ def fingerprint(config: Config, stage: str = "") -> str:
             if config.worldmodel.kind == "code":
                 aside = ("url", "key_env", "timeout", "retries", "trust")
                 chosen[name]["code"] = {key: value for key, value in code.items() if key not in aside}
+        if name == "collect" and not config.collect.tasks:
+            del chosen[name]["tasks"]  # as above
         if name == "train" and not config.train.max_staleness:
             del chosen[name]["max_staleness"]  # as above
         if name == "dream" and not config.dream.noise:
