@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -167,6 +168,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
     store = open_store(run, config.env.name, tasks)
     world = find_world(config.env.name)
     known = store.ids()
+    logged = Counter(name.rpartition("/")[0].rpartition("/")[0] for name in known)  # by task
     plan = {"train": config.collect.episodes, "heldout": config.collect.heldout_episodes}
     episodes: list[Episode] = []
     agents: dict[str, Agent] = {}
@@ -184,7 +186,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
             number, k = divmod(place, per_task)
             task = played[number]
             name = f"{task.id}/{agent.name}/{k}"
-            if name not in known:
+            if name not in known and logged[task.id] < per_task:  # other counts deal others to tasks that have enough
                 seed = derive_seed(f"collect/{split}", config.seed, number, k)
                 episodes.append(Episode(name, task, group_id=f"{task.id}/{agent.name}", seed=seed))
                 agents[name] = agent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from imagination.commands.collect import collect
@@ -44,6 +45,17 @@ def test_tasks_that_are_only_reset_are_known_and_dreamed(tmp_path: Path) -> None
     assert {(t.task_id, t.world_facts) for t in session.unplayed} == {(task.id, task.world_facts) for task in tasks[4:]}
     assert len(session.unplayed) == 11
     assert all(t.start for t in session.unplayed)
+
+
+def test_tasks_that_are_logged_are_not_played_again_where_more_are_asked_for(tmp_path: Path) -> None:
+    """Agents are dealt over all tasks, so more tasks deal others to those that were played."""
+    config = load_config([*SMALL, "games.train=3", "collect.episodes=4"], Config)
+    collect(config, tmp_path)
+    config.games.train = 6
+    collect(config, tmp_path)
+    session = Session(config, RunFolder(tmp_path, config.seed))
+    played = Counter(episode.task_id for part in session.log for episode in part)
+    assert played == {task.id: 4 for task in session.tasks().tasks("train")}
 
 
 def test_no_composed_question_is_that_of_a_task_that_was_only_reset(tmp_path: Path) -> None:
