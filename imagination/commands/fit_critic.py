@@ -52,8 +52,9 @@ def fit_critic(config: Config, folder: Path) -> None:
         need_diffusers("critic.synther.ratio")
     with run_stage(config, folder, "fit_critic") as run:
         model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
-        train, held = read_log(run, config.collect.validation)
-        train = [t for t in train if t.agent.startswith(tuple(settings.agents))] if settings.agents else train
+        named = tuple(settings.agents) or ""  # all begin with nothing
+        log = read_log(run, config.collect.validation)
+        train, held = ([t for t in part if t.agent.startswith(named)] for part in log)
         if not train:
             raise UserError(f"no episode of the log is by critic.agents={settings.agents}")
         logged = transitions_of(config, algorithm, model, chat, train)

@@ -67,6 +67,23 @@ def test_train_begins_with_the_critic_that_was_fitted_to_the_log(
     assert begun[2] is None, "an algorithm without a critic does not look"
 
 
+def test_it_is_judged_by_the_agents_that_it_was_fitted_to(
+    run: RunFolder, tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.algorithm.name, tiny.critic.steps, tiny.critic.agents = "turn_ppo", 5, ["noisy"]
+    asked: list[set[str]] = []
+    transitions_of = stage.transitions_of
+
+    def recorded(*args: Any) -> Any:
+        asked.append({episode.agent for episode in args[-1]})
+        return transitions_of(*args)
+
+    monkeypatch.setattr(stage, "transitions_of", recorded)
+    fit_critic(tiny, run.path)
+    assert len(asked) == 2
+    assert all(agent.startswith("noisy") for agents in asked for agent in agents)
+
+
 def test_synthetic_transitions_go_into_the_fit_and_are_checked(run: RunFolder, tiny: Config) -> None:
     pytest.importorskip("diffusers", reason="pip install 'imagination[diffusion]'")
     tiny.algorithm.name, tiny.critic.steps = "turn_ppo", 5
