@@ -324,7 +324,7 @@ async def _dream(config: Config, folder: Path, count: int, policy: str) -> list[
     session = Session.open(config, folder)
     world, player = session.world_model(), session.policy(policy)
     agent = session.agent(player, config.evaluate.temperature, policy)
-    starts = starts_from_log(session.log.train, branch=False)
+    starts = starts_from_log(session.known, branch=False)
     guard = session.guard()
     names = sorted(starts)
     episodes = []

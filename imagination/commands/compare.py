@@ -111,7 +111,7 @@ async def _play(session: Session, reality: TaskSet | None) -> dict[str, Any]:
     splits = _splits(config, store, reality)
     ledger = Ledger(session.engines)
     train = session.log.train if store else []
-    world = session.world_model(train)
+    world = session.world_model(session.known if store else [])
     guard = session.guard() if config.compare.guard else NO_GUARD
     player = ComparisonPlayer(session, world, guard, reality, *_policy(session), ledger)
     if reality is None:

@@ -66,7 +66,7 @@ async def _learn(session: Session, server: ChatServer | None) -> list[str]:
     agent, real = session.agent(policy), real_tasks(session) if settings.world == "real" else None
     if real is None:
         model = session.world_model()
-        starts = starts_from_log(session.log.train, branch=False)
+        starts = starts_from_log(session.known, branch=False)
         tasks = [Task(start.task_id, {"start": name}) for name, start in starts.items()]
         make_env = session.dreams(model, starts)
         stamp = Provenance(Source.DREAM, policy.version, model.version, session.solved_at)

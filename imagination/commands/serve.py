@@ -105,7 +105,7 @@ def _dreams_elsewhere(session: Session) -> Envs:
 
 def _starts(session: Session) -> dict[str, Start]:
     config = session.config
-    starts = dream_starts(config.worldmodel.goal.relabel_log(session.log.train), config.dream.max_turns)
+    starts = dream_starts(config.worldmodel.goal.relabel_log(session.known), config.dream.max_turns)
     if config.serve.branch:
         return starts
     return {name: start for name, start in starts.items() if not start.history}

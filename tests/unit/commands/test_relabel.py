@@ -7,6 +7,7 @@ from pathlib import Path
 
 from imagination.commands.collect import collect
 from imagination.commands.relabel import relabel
+from imagination.commands.serve import _starts
 from imagination.data.augmentation import read_supplements
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.run_folder import RunFolder
@@ -45,6 +46,7 @@ def test_tasks_that_are_only_reset_are_known_and_dreamed(tmp_path: Path) -> None
     assert {(t.task_id, t.world_facts) for t in session.unplayed} == {(task.id, task.world_facts) for task in tasks[4:]}
     assert len(session.unplayed) == 11
     assert all(t.start for t in session.unplayed)
+    assert {start.task_id for start in _starts(session).values()} == {task.id for task in tasks}, "served as well"
 
 
 def test_tasks_that_are_logged_are_not_played_again_where_more_are_asked_for(tmp_path: Path) -> None:
