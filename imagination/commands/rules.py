@@ -37,7 +37,12 @@ def rules(config: Config, folder: Path) -> None:
     """
     with run_stage(config, folder, "rules") as run:
         train, held = read_log(run, config.collect.validation)
+        file = run.path / "models" / FILE
+        before = file.read_bytes() if file.exists() else b""
         mined, measured = find_rules(run, config.worldmodel.goal, train, held, config.rules, config.seed)
+        if config.worldmodel.rules != "off" and file.read_bytes() != before:  # dreams had others; no setting says so
+            done = run.summary.get("done", {}).keys() & {"reflect", "train", "evaluate"}
+            run.update({"done": dict.fromkeys(done, "of other rules")})
     for number, rule in enumerate(mined.rules, start=1):
         print(f"{number:3}. {rule}")
     for number, invariant in enumerate(mined.invariants, start=len(mined.rules) + 1):

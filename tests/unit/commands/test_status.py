@@ -9,12 +9,15 @@ import pytest
 
 from imagination.cli import main
 from imagination.commands.list_runs import find_runs
+from imagination.commands.rules import rules
 from imagination.report.run_data import build_report, load_run
 from imagination.report.run_text import verdict
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import run_stage
 from imagination.settings import Config
 from imagination.settings.compose import load_config, resolve
+from real_envs.store import TrajectoryStore
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 
 def begun(tmp_path: Path, done: list[str], *overrides: str) -> Path:
@@ -51,6 +54,28 @@ def test_the_demo_says_what_it_would_skip_and_do_again(tmp_path: Path, capsys: p
     again = {"fit world model": "done again", "clone": "done again", **rest}
     assert dry(capsys, *where, "fit.steps=7") == {"collect": "skipped", **again}
     assert files(tmp_path) == before, "a dry run writes nothing"
+
+
+def test_what_was_dreamed_by_other_rules_is_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = begun(tmp_path, ["collect", "fit_world_model", "clone", "train", "evaluate"])
+    turns = (Turn("look", "A hall.", 0.0, False),)
+    episodes = [
+        Trajectory(f"t/{k}", "t", "t", Source.REAL, "noisy", k, "Start.", turns, StopReason.TURN_LIMIT) for k in (0, 1)
+    ]
+    TrajectoryStore.create(folder / "log", {"train": ["t"]}).append(episodes)
+    words = ["run=mine", f"output={tmp_path}"]
+    rules(load_config([*words, "worldmodel.rules=off"], Config), folder)
+    assert dry(capsys, "demo", *words)["train"] == "skipped", "rules that nobody dreams by"
+    (folder / "models" / "rules.json").unlink()
+    rules(load_config(words, Config), folder)
+    assert [dry(capsys, "demo", *words)[stage] for stage in ("clone", "train", "evaluate")] == [
+        *("skipped", "done again", "done again")
+    ]
+    (folder / "summary.json").unlink()
+    begun_again = {stage: fingerprint(load_config(words, Config), stage) for stage in ("train", "evaluate")}
+    (folder / "summary.json").write_text(json.dumps({"done": begun_again}))
+    rules(load_config(words, Config), folder)
+    assert json.loads((folder / "summary.json").read_text())["done"].items() >= begun_again.items(), "the same rules"
 
 
 def test_a_stage_after_one_that_is_missing_is_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
