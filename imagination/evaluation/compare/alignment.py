@@ -190,7 +190,8 @@ class ReplayedPair:
 def replayed_pairs(rollouts: Iterable[Row]) -> list[ReplayedPair]:
     """Pairs every replay with its dream. A replay that crashed says nothing and is left out.
 
-    Turns are compared as far as both were played: a dream that was cut is not wrong where the game went on.
+    Turns are compared as far as both were played: a dream that was cut is not wrong where the game went on, nor is a
+    reward that the guard withheld.
     """
     rows = list(rollouts)
     dreams = {row["id"]: row for row in rows if row.get("source") == "dream"}
@@ -198,7 +199,7 @@ def replayed_pairs(rollouts: Iterable[Row]) -> list[ReplayedPair]:
     for real in rows:
         dream = dreams.get(real.get("twin_of"))
         if dream is not None and not StopReason(real["stop"]).is_failure:
-            pairs.append(ReplayedPair(dream, real, align_turns(_turns(dream), _turns(real))))
+            pairs.append(ReplayedPair(dream, real, align_turns(_turns(dream), _turns(real), StopReason(dream["stop"]))))
     return pairs
 
 

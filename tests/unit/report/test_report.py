@@ -339,6 +339,15 @@ def test_a_replay_that_crashed_is_no_twin() -> None:
     assert replayed_pairs(rows) == []
 
 
+def test_a_reward_that_the_guard_withheld_is_no_difference() -> None:
+    won, withheld = turn("You win.", 1.0, True), turn("You win.", 0.0)
+    rows = [row("d0", "dream", "after", [turn("A hall."), withheld], stop="unsure")]
+    rows.append(row("r0", "real", "replay", [turn("A hall."), won], twin_of="d0"))
+    (pair,) = replayed_pairs(rows)
+    assert pair.alignment.first is None
+    assert still_true([pair]) == [(0, 1.0, 1), (1, 1.0, 1), (2, 1.0, 1)]
+
+
 def test_dreams_that_end_true_leave_the_count_of_the_curve() -> None:
     hall, cave = turn("A hall."), turn("A cave.")
     lives = [([hall], [hall]), ([hall, hall], [hall, cave]), ([hall] * 3, [hall] * 3), ([hall], [cave])]
