@@ -40,7 +40,8 @@ from imagination.evaluation.compare.alignment import AlignedTurn, Alignment, Spa
 from real_envs.screens import BEFORE, screen_of
 from real_envs.trajectory import StopReason, Trajectory, Turn
 from worldmodel.evaluation.agreement import consistency_ratio, pairwise_ratio
-from worldmodel.evaluation.proportions import Proportion
+from worldmodel.evaluation.intervals import proportion
+from worldmodel.evaluation.proportions import summarise
 
 NEVER = "never"  # the class of the first divergence of a pair that has none
 
@@ -110,8 +111,8 @@ def statistics(pairs: Sequence[Pair]) -> dict[str, Any]:
         "left_out": len(pairs) - len(counted),
         "first": dict(Counter(pair.first_kind for pair in counted).most_common()),
         "turns": dict(Counter(turn.kind.value for turn in until_parted).most_common()),
-        "never_parted": _share(sum(a.first is None for a in alignments), len(counted)),
-        "never_in_substance": _share(sum(a.first_in_substance is None for a in alignments), len(counted)),
+        "never_parted": _share([a.first is None for a in alignments], counted),
+        "never_in_substance": _share([a.first_in_substance is None for a in alignments], counted),
         "false_success": sum(dream and not real for dream, real in solved),
         "missed_success": sum(real and not dream for dream, real in solved),
         "still_true": [list(point) for point in survival([strict for strict, _ in lives])],
@@ -124,10 +125,10 @@ def _life(first: int | None, alignment: Alignment) -> tuple[int, bool]:
     return (alignment.compared, False) if first is None else (first + 1, True)
 
 
-def _share(part: int, whole: int) -> dict[str, Any]:
-    """As ``Proportion.to_json``, with ``share`` in place of ``success``."""
-    data = Proportion(part, whole).to_json()
-    return {"share": data["success"], "n": data["n"], "ci95": data["ci95"]}
+def _share(hits: Sequence[bool], pairs: Sequence[Pair]) -> dict[str, Any]:
+    """As ``Proportion.to_json``, with ``share`` in place of ``success``; each task is one trial."""
+    data = proportion(hits, [pair.real.task_id for pair in pairs]).to_json()
+    return {"share": data["value"], "n": data["n"], "ci95": data["ci95"]}
 
 
 def consistency(pairs: Sequence[Pair], reals: Sequence[Trajectory]) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def consistency(pairs: Sequence[Pair], reals: Sequence[Trajectory]) -> dict[str,
         was solved for real.
     """
     counted = [(p, real) for p, real in zip(pairs, reals, strict=True) if p.comparable and not real.stop.is_failure]
-    replayed = Proportion(sum(p.real.solved for p, _ in counted), len(counted))
+    replayed = summarise(p.real for p, _ in counted).success
     both, solved = sum(p.real.solved and r.solved for p, r in counted), sum(r.solved for _, r in counted)
     sums = np.array([sum(p.dream.solved for p, _ in counted), replayed.successes, solved, both, len(counted)])
     return {"replayed": replayed.to_json(), "ratio": consistency_ratio(sums), "pairwise": pairwise_ratio(sums)}

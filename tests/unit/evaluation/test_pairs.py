@@ -25,6 +25,7 @@ from imagination.settings import Config
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.comparisons import episode
 from tests.support.scripted import Answering
+from worldmodel.evaluation.proportions import summarise
 from worldmodel.rewards import Goal, GoalWorldModel
 from worldmodel.rules.world_model import DeclaredAnswers
 from worldmodel.world_model import Prediction, PredictionInvalid
@@ -132,6 +133,15 @@ def test_consistency_by_hand() -> None:
     assert found["ratio"] == pytest.approx(2 / 3)
     assert found["pairwise"] == pytest.approx(1 / 3)
     assert consistency(pairs[:1], free[3:4])["ratio"] is None
+
+
+def test_pairs_of_a_task_are_one_trial() -> None:
+    """As in the success of free play, which stands beside them."""
+    pairs = [pair([WIN], [WIN]) for _ in range(40)]
+    free = summarise([p.real for p in pairs]).success.to_json()
+    assert free["ci95"] == [pytest.approx(0.025), 1.0]
+    assert statistics(pairs)["never_parted"] == {"share": 1.0, "n": 40, "ci95": free["ci95"]}
+    assert consistency(pairs, [p.real for p in pairs])["replayed"] == free
 
 
 def test_a_pair_as_json() -> None:
