@@ -221,7 +221,7 @@ def _real_tasks(session: Session) -> tuple[TaskSet | None, str]:
 
 def _env_setup(session: Session, world: LanguageWorldModel, tasks: TaskSet) -> PlaySetup:
     config = session.config
-    starts = {t.task_id: Start(t.task_id, t.start) for t in session.log.train}
+    starts = {t.task_id: Start(t.task_id, t.start) for t in [*session.unplayed, *session.log.train]}
     guard = session.guard(name=config.audit.world_model)
     return PlaySetup(
         dream=world,

@@ -110,7 +110,6 @@ async def _play(session: Session, reality: TaskSet | None) -> dict[str, Any]:
     notes: list[str] = []
     splits = _splits(config, store, reality)
     ledger = Ledger(session.engines)
-    train = session.log.train if store else []
     world = session.world_model(session.known if store else [])
     guard = session.guard() if config.compare.guard else NO_GUARD
     player = ComparisonPlayer(session, world, guard, reality, *_policy(session), ledger)
@@ -144,7 +143,7 @@ async def _play(session: Session, reality: TaskSet | None) -> dict[str, Any]:
                 aligned.append({"source": source, "split": split, **statistics(found)})
         pairs += of_split
     signals: list[dict[str, Any]] = []
-    if config.compare.signals and train:
+    if config.compare.signals and store:
         unseen = heldout_tasks(run)
         signals = await signal_table(session, pairs, unseen, world.excluding(unseen))
     return {

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
+import pytest
+
+from imagination.commands.audit import _env_setup
 from imagination.commands.collect import collect
+from imagination.commands.compare import _play
 from imagination.commands.relabel import relabel
 from imagination.commands.serve import _starts
 from imagination.data.augmentation import read_supplements
@@ -34,7 +40,7 @@ def test_questions_are_composed_of_a_log_and_dreams_may_begin_there(tmp_path: Pa
     assert not logged & {episode.start for episode in composed}
 
 
-def test_tasks_that_are_only_reset_are_known_and_dreamed(tmp_path: Path) -> None:
+def test_tasks_that_are_only_reset_are_known_and_dreamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config([*SMALL, "games.train=6", "collect.tasks=4"], Config)
     collect(config, tmp_path)
     config.games.train = 15
@@ -46,7 +52,13 @@ def test_tasks_that_are_only_reset_are_known_and_dreamed(tmp_path: Path) -> None
     assert {(t.task_id, t.world_facts) for t in session.unplayed} == {(task.id, task.world_facts) for task in tasks[4:]}
     assert len(session.unplayed) == 11
     assert all(t.start for t in session.unplayed)
-    assert {start.task_id for start in _starts(session).values()} == {task.id for task in tasks}, "served as well"
+    assert {start.task_id for start in _starts(session).values()} == {task.id for task in tasks}
+    assert [task.id for task in _env_setup(session, Mock(), session.tasks()).tasks] == [t.id for t in tasks]
+    asked = Mock(side_effect=LookupError)
+    monkeypatch.setattr(session, "world_model", asked)
+    with pytest.raises(LookupError):
+        asyncio.run(_play(session, session.tasks()))
+    asked.assert_called_with(session.known)
 
 
 def test_tasks_that_are_logged_are_not_played_again_where_more_are_asked_for(tmp_path: Path) -> None:
