@@ -322,7 +322,7 @@ class Run:
 
 async def _dream(config: Config, folder: Path, count: int, policy: str) -> list[Trajectory]:
     session = Session.open(config, folder)
-    world, player = session.world_model(), session.policy(policy)
+    world, player = session.paying(session.world_model()), session.policy(policy)
     agent = session.agent(player, config.evaluate.temperature, policy)
     starts = starts_from_log(session.known, branch=False)
     guard = session.guard()

@@ -210,13 +210,19 @@ class Session:
         calibration = Calibration.load(self.run.model("worldmodel"))
         guard = self.guard(ends=self.config.dream.on_doubt != "downweight")
         dream = self.config.dream
+        model = self.paying(model, log)
         if log is None:
-            log = self.log.train if dream.known_rewards or dream.noise else ()
+            log = self.log.train if dream.noise else ()
         log = self.config.worldmodel.goal.relabel_log(log)
-        if dream.known_rewards:
-            model = KnownRewardsWorldModel(model, rewarded_actions([*log, *self.reached_goals()]))
         noise = UselessAnswers(log, dream.noise_actions) if dream.noise and dream.noise_actions else None
         return lambda: DreamEnv(model, starts, guard, calibration, noise)
+
+    def paying(self, model: LanguageWorldModel, log: Sequence[Trajectory] | None = None) -> LanguageWorldModel:
+        """The model as it pays in dreams, see ``dream.known_rewards``; ``log`` as in ``dreams``."""
+        if not self.config.dream.known_rewards:
+            return model
+        log = self.config.worldmodel.goal.relabel_log(self.log.train if log is None else log)
+        return KnownRewardsWorldModel(model, rewarded_actions([*log, *self.reached_goals()]))
 
     def reached_goals(self) -> list[Trajectory]:
         """Failed episodes with goals that they reached, or those of composed questions, each a task of its own, where

@@ -224,7 +224,7 @@ def _env_setup(session: Session, world: LanguageWorldModel, tasks: TaskSet) -> P
     starts = {t.task_id: Start(t.task_id, t.start) for t in [*session.unplayed, *session.log.train]}
     guard = session.guard(name=config.audit.world_model)
     return PlaySetup(
-        dream=world,
+        dream=session.paying(world),
         guard=None if guard == NO_GUARD else guard,
         starts=starts,
         tasks=[task for task in tasks.tasks("train")[: config.evaluate.tasks or None] if task.id in starts],

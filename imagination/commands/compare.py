@@ -110,9 +110,10 @@ async def _play(session: Session, reality: TaskSet | None) -> dict[str, Any]:
     notes: list[str] = []
     splits = _splits(config, store, reality)
     ledger = Ledger(session.engines)
-    world = session.world_model(session.known if store else [])
+    known = session.known if store else []
+    world = session.world_model(known)
     guard = session.guard() if config.compare.guard else NO_GUARD
-    player = ComparisonPlayer(session, world, guard, reality, *_policy(session), ledger)
+    player = ComparisonPlayer(session, session.paying(world, known), guard, reality, *_policy(session), ledger)
     if reality is None:
         notes.append("This world cannot be played for real: only logged episodes are paired.")
     if config.engine.name == "openai":

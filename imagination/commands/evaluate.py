@@ -70,7 +70,7 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
         known = [replace(task, spec={"start": task.id}) for task in tasks.tasks("train") if task.id in starts]
         planned = plan(known, config.evaluate.episodes, f"dream/{which}", config.seed)
         stamp = Provenance(Source.DREAM, version, world.version, session.solved_at)
-        dream = partial(DreamEnv, world, starts, guard)
+        dream = partial(DreamEnv, session.paying(world), starts, guard)
         limit = config.evaluate.max_turns
         at_once = max(128, config.engine.slots)
         dreams = await play_with_bar(f"dream {which}", planned, dream, agent, stamp, limit, concurrency=at_once)

@@ -152,7 +152,7 @@ def _evidence(session: Session, number: int, tasks: Mapping[str, Task]) -> dict[
     first = {start.task_id: name for name, start in starts.items()}
     policy = session.policy(policy_folder(session.run, number))
     agent = session.agent(policy, name=POLICY)
-    world, guard = session.world_model(), session.guard()
+    world, guard = session.paying(session.world_model()), session.guard()
     known = [replace(task, spec={"start": first[name]}) for name, task in tasks.items() if name in first]
     dreams = asyncio.run(
         play_with_bar(

@@ -20,7 +20,7 @@ from imagination.loop.choice import _evidence
 from imagination.rollout.dream_env import NO_GUARD
 from imagination.rollout.play import Episode, Provenance, note_broken, plan, play, play_all, replay_all
 from imagination.runs.run_folder import RunFolder
-from imagination.session import Log
+from imagination.session import Log, Session
 from imagination.settings import Config
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import EnvFailure, StepResult, Task
@@ -268,26 +268,46 @@ class Games:
     async def close(self) -> None: ...
 
 
-def test_whoever_counts_dreams_counts_as_solved_what_a_declared_goal_pays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, run, games = Config(), RunFolder(tmp_path, 0), Games()
-    config.worldmodel.goal = goal = Goal(observation="win", reward=0.5)
-    world = GoalWorldModel(Answering(lambda *_: says("You win.")), goal)
+def solved_dreams(
+    config: Config, world: Any, logged: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[set[tuple[bool | None, bool | None]], set[float]]:
+    """Whether a policy that says "go" solves dreams and the real world, by the audit; and how often dreams, by others.
+    The log solves the task by ``logged``."""
+    run, games = RunFolder(folder, 0), Games()
     policy = SimpleNamespace(version="p", agent=Acts("go"))
-    session: Any = SimpleNamespace(config=config, run=run, solved_at=0.5, guard=lambda *_, **__: NO_GUARD)
-    session.log = Log([episode_of("e", [Turn("go", "You win.", 1.0, True)], Source.REAL, task="t", start="START")], [])
-    session.unplayed = []
+    session: Any = Session(config, run)
+    session.guard = lambda *_, **__: NO_GUARD
+    solved = [Turn(logged, "You win.", 1.0, True)]
+    session.log, session.unplayed = Log([episode_of("e", solved, Source.REAL, task="t", start="START")], []), []
     session.policy, session.agent = lambda *_: policy, lambda *_, **__: policy.agent
     session.world_model = lambda: world
     (known,) = _evidence(session, 1, {"t": TASK}).values()
-    assert known.dreamed == (config.loop.looks, config.loop.looks)
     played = asyncio.run(play_three_ways(audit._env_setup(session, world, games), "p", policy))  # type: ignore[arg-type]
-    assert {(triple.dreamed, triple.replayed, triple.real) for triple in played.triples} == {(True, True, True)}
     monkeypatch.setattr(evaluate, "Session", lambda *_: session)
     monkeypatch.setattr(evaluate, "real_tasks", lambda *_: games)
     asyncio.run(evaluate._evaluate(config, run))
-    assert run.summary["policy"]["after"]["dream_success"]["success"] == 1.0
+    evaluated = run.summary["policy"]["after"]["dream_success"]["success"]
+    audited = {(triple.dreamed, triple.real) for triple in played.triples}
+    return audited, {known.dreamed[0] / config.loop.looks, evaluated}
+
+
+def test_whoever_counts_dreams_counts_as_solved_what_a_declared_goal_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config()
+    config.worldmodel.goal = goal = Goal(observation="win", reward=0.5)
+    world = GoalWorldModel(Answering(lambda *_: says("You win.")), goal)
+    assert solved_dreams(config, world, "go", tmp_path, monkeypatch) == ({(True, True)}, {1.0})
+
+
+def test_whoever_counts_dreams_counts_what_pays_in_those_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config()
+    config.dream.known_rewards = True
+    world = Answering(lambda *_: says("You win.", reward=1.0))
+    assert solved_dreams(config, world, "take", tmp_path, monkeypatch) == ({(False, True)}, {0.0})
+    assert solved_dreams(config, world, "go", tmp_path, monkeypatch) == ({(True, True)}, {1.0})
 
 
 # --- many episodes ---
