@@ -82,8 +82,8 @@ def info(folder: Path, root: Path) -> RunInfo:
             default = flatten(asdict(load_config([], Config)))
             values = flatten(asdict(config))
             settings = {k: v for k, v in values.items() if v != default.get(k) and k not in ("run", "output")}
-            states = {step: state(config, folder, step) for step in STEPS}
-            done = {step: how for step, how in states.items() if how != "not done"}
+            states = {step: state(config, folder, step) for step in (*STEPS, "learn_experience", "loop")}
+            done = {step: how for step, how in {**done, **states}.items() if how != "not done"}
     audit = folder / "audit.json"
     policy = written.get("policy", {})
     return RunInfo(

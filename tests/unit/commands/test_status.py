@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from imagination.cli import main
-from imagination.commands.list_runs import find_runs
+from imagination.commands.list_runs import find_runs, info
 from imagination.commands.rules import rules
 from imagination.report.run_data import build_report, load_run
 from imagination.report.run_text import verdict
@@ -115,6 +115,12 @@ def test_runs_are_listed_with_choices_stages_and_results(tmp_path: Path, capsys:
     for word in ("mine", "seed=3", "0.25 -> 0.75", "partly"):
         assert word in out
     assert files(tmp_path) == before
+
+
+def test_stages_outside_the_demo_are_listed(tmp_path: Path) -> None:
+    folder = begun(tmp_path, ["import", "loop"])
+    resolve(["run=mine", f"output={tmp_path}"], Config).remember()
+    assert info(folder, tmp_path).stages == {"import": "done", "loop": "done"}
 
 
 def test_runs_within_runs_are_found_and_none_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
