@@ -85,6 +85,11 @@ def test_pay_that_the_log_contradicts() -> None:
     assert found.habits == {"take folder": 4, "folder": 4, "take": 1}
 
 
+def test_of_a_task_that_was_only_reset_the_log_knows_no_pay() -> None:
+    found, _ = measured(*(episode(str(k), ("go east", 0.0), ("take lamp", 1.0), task="only reset") for k in range(4)))
+    assert (found.groups, found.solved, found.paid, found.unseen, found.habits) == (4, 4, 0, 0, {})
+
+
 def test_a_log_of_chance_contradicts_nobody() -> None:
     """The same bet won and lost; what was lost once may be won in a dream."""
     lucky = LogReference([episode("1", ("bet", 0.0)), episode("2", ("bet", 1.0)), episode("3", ("bet", 1.0))])

@@ -46,6 +46,7 @@ class LogReference:
         again: set[bytes] = set()
         self.paying_words: dict[str, set[str]] = defaultdict(set)
         self.rewards: set[float] = set()
+        self.tasks = {t.task_id for t in log}
         self.total = solved_at  # nobody in the log may have solved a task
         lengths: dict[str, list[int]] = defaultdict(list)
         for t in log:
@@ -149,7 +150,7 @@ def measure(
                 examples.setdefault(rule, f"{some[0].action} ({some[0].task_id})")
         habits.update({habit for p in examined["unseen"] for habit in (p.action, *p.foreign)})
         counts += Counter(
-            paid=bool(payments),
+            paid=any(p.unseen is not None for p in payments),
             unseen=bool(examined["unseen"]),
             strange=bool(examined["strange"]) or max(t.total_reward for t in episodes) > log.total + RETURN_ROUNDING,
             claimed=bool(known),
@@ -201,7 +202,7 @@ class _Payment:
 
     task_id: str
     action: str
-    unseen: bool
+    unseen: bool | None  # ``None`` where the log has no episode of the task: dreams also begin in tasks only reset
     foreign: frozenset[str]  # words that no paying action of the task has
     contradicted: bool | None  # ``None`` where the log does not know the answer
     strange: bool
@@ -217,7 +218,7 @@ def _payments(t: Trajectory, log: LogReference) -> list[_Payment]:
                 _Payment(
                     t.task_id,
                     action,
-                    unseen=(t.task_id, action) not in log.paying,
+                    unseen=(t.task_id, action) not in log.paying if t.task_id in log.tasks else None,
                     foreign=frozenset(words(action)) - paying,
                     contradicted=None if real is None else reward > real + RETURN_ROUNDING,
                     strange=not log.usual(reward),

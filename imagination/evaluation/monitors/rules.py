@@ -35,7 +35,7 @@ class RolloutStats:
     rejected: int = 0  # of them, malformed ones and those that the guard rejected
     inconsistent: int = 0  # dreamed turns that contradict what their own dream said before, by the rules of the log
     groups: int = 0
-    paid: int = 0  # groups in which the dream paid anything
+    paid: int = 0  # groups in which the dream paid anything, in tasks of which the log has episodes
     strange: int = 0  # groups paid an amount that the log never paid, or in total more than it and a solved task
     unseen: int = 0  # groups of ``paid`` with a payment for an action that never paid in the log
     claimed: int = 0  # groups paid for actions, all from the beginning of the task, whose real reward is logged
