@@ -10,7 +10,7 @@ from typing import Any
 from imagination.evaluation.costs import real_costs
 from imagination.rollout.dream_env import DreamEnv, Start
 from imagination.rollout.play import Episode, Provenance, judge_with_bar, plan, play_with_bar, replay_all
-from imagination.runs.lifecycle import run_stage
+from imagination.runs.lifecycle import need, run_stage
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world
 from imagination.scale.ray_envs import real_tasks
@@ -42,6 +42,7 @@ def evaluate(config: Config, folder: Path) -> None:
     """
     with run_stage(config, folder, "evaluate") as run:
         check_world(run, config.env)
+        need(run.model("policy"), "train")  # before the clone plays for real
         run.forget("evaluate")
         asyncio.run(_evaluate(config, run))
 

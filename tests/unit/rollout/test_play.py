@@ -26,6 +26,7 @@ from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory, Turn
 from tests.support.comparisons import episode as episode_of
+from tests.support.refusal import refused
 from tests.support.scripted import Acts, Answering, says
 from worldmodel.rewards import Goal, GoalWorldModel
 
@@ -308,6 +309,13 @@ def test_whoever_counts_dreams_counts_what_pays_in_those_of_training(
     world = Answering(lambda *_: says("You win.", reward=1.0))
     assert solved_dreams(config, world, "take", tmp_path, monkeypatch) == ({(False, True)}, {0.0})
     assert solved_dreams(config, world, "go", tmp_path, monkeypatch) == ({(True, True)}, {1.0})
+
+
+def test_nothing_is_played_for_a_policy_that_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "_evaluate", lambda *_: pytest.fail("it plays"))
+    RunFolder(tmp_path, 0).record("evaluate", 0, {"kept": 1.0})
+    refused(lambda: evaluate.evaluate(Config(), tmp_path), "run `imagine train`")
+    assert RunFolder(tmp_path, 0).metrics("evaluate")
 
 
 # --- many episodes ---
