@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from imagination.rollout.play import judge_with_bar
@@ -87,12 +88,12 @@ def _by_task(log: Sequence[Trajectory]) -> list[list[Trajectory]]:
 def in_reach(log: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
     """The first three quarters of each task's episodes, to know the task by, and the rest, to judge by.
 
-    A task with a single episode is judged without knowing it.
+    A task with a single episode is known by what it declares alone.
     """
     reach, judged = [], []
     for episodes in _by_task(log):
         cut = len(episodes) * 3 // 4
-        reach += episodes[:cut]
+        reach += episodes[:cut] or [replace(episodes[0], turns=())]
         judged += episodes[cut:]
     return reach, judged
 

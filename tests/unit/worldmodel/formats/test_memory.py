@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.evaluation.world_model_eval import measure
+from imagination.evaluation.world_model_eval import in_reach, measure
 from imagination.rollout.world_models import form_of
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Log
@@ -63,6 +63,15 @@ def test_tasks_that_nobody_played_do_not_change_what_is_known_of_others() -> Non
     """Or dreams read other facts than the model was fitted with."""
     with_resets = TaskMemory([*LOG, *(episode(f"reset-{k}", start=f"Hut {k}.") for k in range(200))])
     assert with_resets.of("Room 1.", 9, frozenset()) == TaskMemory(LOG).of("Room 1.", 9, frozenset()) == []
+
+
+def test_a_held_out_task_with_one_episode_is_known_by_what_it_declares() -> None:
+    """Dreams begin with that, so the model is judged with it, and not with what the episode itself has seen."""
+    played = replace(LOG[0], id="held", start="A den.", world_facts=("key in box",))
+    reach, judged = in_reach([played])
+    assert judged == [played]
+    memory = TaskMemory([*LOG, *reach])
+    assert memory.of("A den.", 9, memory.hidden_by(judged)) == ["key in box"]
 
 
 @pytest.mark.parametrize("kind", ["text", "retrieval"])
