@@ -43,7 +43,8 @@ def unplayed(run: RunFolder) -> list[Trajectory]:
     """What a reset has shown of training tasks (``rollout.play.look``): episodes without a turn."""
     if not (run.log / MANIFEST).exists():
         return []
-    episodes = TrajectoryStore.open(run.log).read("train", require_actions=False)
+    store = TrajectoryStore.open(run.log)
+    episodes = store.of_tasks(store.splits.get("train", ()))
     return sorted((t for t in episodes if not t.turns and not t.stop.is_failure), key=lambda t: t.id)
 
 
@@ -88,5 +89,5 @@ def solved_at(run: RunFolder, goal: Goal) -> float | None:
 
 def _usable(store: TrajectoryStore, may_be_empty: bool = False) -> list[Trajectory]:
     """Sorted: episodes were appended as they ended, and that order is chance."""
-    episodes = store.read("train", require_actions=not may_be_empty)
+    episodes = store.of_tasks(store.tasks("train")) if may_be_empty else store.read("train")
     return sorted((t for t in episodes if t.turns and not t.stop.is_failure), key=lambda t: t.id)
