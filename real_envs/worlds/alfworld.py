@@ -25,9 +25,10 @@ from typing import Any, ClassVar
 
 from real_envs.env import Agent, EnvFailure, StepResult, Task
 from real_envs.errors import UserError
+from real_envs.grouping import grouped
 from real_envs.scripted_agents import CommandGrammar, expert, noisy
 from real_envs.seeding import derive_seed
-from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, count_places, read_goal, search
+from real_envs.worlds.alfworld_plans import SPOT, AlfworldGoal, Facts, count_places, read_goal, search
 from real_envs.worlds.alfworld_variations import NoVariation, vary
 from real_envs.worlds.generated import Game, GeneratedWorld, TaskRequest, draw_distinct, hints, in_worker
 
@@ -37,6 +38,7 @@ _RAW = re.compile(r"[A-Za-z]+_bar_\w+")  # desk_bar__plus_02_dot_32_bar_...: a k
 _ARRIVAL = re.compile(r"You arrive at \S+\. ")
 _IN = re.compile(r"\((inReceptacle|objectAtLocation) (\S+) (\S+)\)")
 _PLACE, _OPENABLE, _OPENED = (re.compile(rf"\({kind} (\S+?)[ )]") for kind in ("receptacleType", "openable", "opened"))
+_AT = re.compile(r"\(receptacleAtLocation (\S+) (\S+?)\)")
 _NUMBERED = re.compile(r"[a-z]+ \d+")
 _TRANSLATIONS = 512  # of a tenth of a megabyte
 
@@ -217,7 +219,8 @@ def read_game(path: str | Path, variation: int = 0) -> dict[str, Any]:
 
 
 def world_facts(problem: str) -> tuple[str, ...]:
-    """What each place holds at first, such as ``desk 1: mug 1, pen 2`` or ``drawer 1 (closed): nothing``.
+    """What each place holds at first, such as ``desk 1: mug 1, pen 2`` or ``drawer 1 (closed): nothing``, and which
+    places one stands before at once (``at one spot: drawer 1, drawer 2``; to go from one to the other does nothing).
 
     By places, in the order in which the game tells it: that a model copies. From facts by things, such as ``mug 1 in
     desk 1``, it would have to gather what a place holds.
@@ -228,11 +231,13 @@ def world_facts(problem: str) -> tuple[str, ...]:
         if kind == "inReceptacle":
             inside.setdefault(place, []).append(names.plain(thing))
     closed = set(_OPENABLE.findall(state)) - set(_OPENED.findall(state))
+    spots = grouped(_AT.findall(state), lambda at: at[1]).values()
+    beside = (", ".join(sorted(names.plain(place) for place, _ in spot)) for spot in spots if len(spot) > 1)
     lines = (
         f"{names.plain(place)}{' (closed)' * (place in closed)}: {', '.join(sorted({*things})) or 'nothing'}"
         for place, things in inside.items()
     )
-    return tuple(sorted(lines))
+    return (*sorted(lines), *(f"{SPOT}: {places}" for places in sorted(beside)))
 
 
 class Alfworld(GeneratedWorld):

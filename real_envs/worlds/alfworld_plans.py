@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, field
 
+SPOT = "at one spot"  # the fact that begins so names places that one stands before at once
 CHANGES = {"isclean": "clean", "ishot": "heat", "iscool": "cool"}
 APPLIANCES = {"clean": ("sinkbasintype", "sinktype"), "heat": ("microwavetype",), "cool": ("fridgetype",)}
 _TYPE = re.compile(r"\((objecttype|receptacletype) \?\w+ (\w+)\)")
@@ -87,7 +88,7 @@ class Facts:
 
 def count_places(facts: Iterable[str]) -> Counter[tuple[str, str]]:
     """How many things of a kind lie in places of a kind, of facts such as ``desk 1: mug 1, pen 2``."""
-    lines = (fact.split(": ", 1) for fact in facts if not fact.endswith(": nothing"))
+    lines = (fact.split(": ", 1) for fact in facts if not fact.endswith(": nothing") and not fact.startswith(SPOT))
     pairs = ((thing, place.removesuffix(" (closed)")) for place, things in lines for thing in things.split(", "))
     return Counter((thing.rpartition(" ")[0], place.rpartition(" ")[0]) for thing, place in pairs)
 

@@ -22,7 +22,7 @@ from real_envs.worlds.alfworld import (
     clean,
     world_facts,
 )
-from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, commands, count_places, read_goal, search
+from real_envs.worlds.alfworld_plans import SPOT, AlfworldGoal, Facts, commands, count_places, read_goal, search
 from real_envs.worlds.alfworld_variations import NoVariation, vary
 from tests.support.played import by_plan, findings, generated
 from tests.support.refusal import refused
@@ -50,7 +50,9 @@ def test_things_are_numbered_by_kind_in_the_order_of_their_coordinates() -> None
     asked = PROBLEM + "(:goal (and (inReceptacle ?o ?r)))"
     assert world_facts(PROBLEM) == world_facts(asked) == ("desk 1: mug 1", "drawer 1: mug 2")
     more = PROBLEM.replace("(:init", "(:init (openable Drawer_bar__plus_01) (receptacleType Bed_bar_1 BedType)")
-    assert world_facts(more) == ("bed 1: nothing", "desk 1: mug 1", "drawer 1 (closed): mug 2")
+    more = more.replace("loc_bar_8_bar_2)", "loc_bar_8_bar_2) (receptacleAtLocation Bed_bar_1 loc_bar_8_bar_2)")
+    places = ("bed 1: nothing", "desk 1: mug 1", "drawer 1 (closed): mug 2")
+    assert world_facts(more) == (*places, "at one spot: bed 1, desk 1")
 
 
 PLACED = "(exists (?r - receptacle) (exists (?o - object) (and (inReceptacle ?o ?r) (objectType ?o MugType) "
@@ -93,9 +95,8 @@ def test_a_plan_is_written_from_any_state() -> None:
 
 
 def test_the_expert_looks_for_what_it_has_not_seen_where_such_things_were_elsewhere() -> None:
-    usual = count_places(
-        ["drawer 7 (closed): mug 3", "drawer 2: mug 1", "sinkbasin 1: mug 1", "desk 1: pen 1", "bed 1: nothing"]
-    )
+    facts = ("drawer 7 (closed): mug 3", "drawer 2: mug 1", "sinkbasin 1: mug 1", "desk 1: pen 1", "bed 1: nothing")
+    usual = count_places([*facts, "at one spot: bed 1, desk 1"])
     assert usual == {("mug", "drawer"): 2, ("mug", "sinkbasin"): 1, ("pen", "desk"): 1}
     goal, house = AlfworldGoal("mugtype", "desktype"), Facts(HOUSE)
     assert search(goal, house, set(), usual) == ["go to drawer_1", "open drawer_1"]
@@ -205,7 +206,8 @@ def test_the_plan_solves_and_splits_do_not_meet(planner: None, tmp_path: Path) -
         start = game.reset(task)
         results = by_plan(game, start)
         assert "task is to:" in start.text
-        assert all(fact.partition(":")[0].removesuffix(" (closed)") in start.text for fact in task.world_facts)
+        places = [fact for fact in task.world_facts if not fact.startswith(SPOT)]
+        assert all(fact.partition(":")[0].removesuffix(" (closed)") in start.text for fact in places)
         assert not any("_bar_" in seen.text for seen in (start, *(r.observation for r in results)))
         assert results[-1].terminated
         assert [r.reward for r in results if r.reward] == [results[-1].reward] == [1.0]
