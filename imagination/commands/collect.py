@@ -10,7 +10,7 @@ from pathlib import Path
 
 from imagination.commands.panel import chosen_panel, first_texts, world_of_panel
 from imagination.evaluation.costs import real_costs, spent_before
-from imagination.rollout.play import Episode, Provenance, Replay, look, note_broken, play_all
+from imagination.rollout.play import Episode, Provenance, Replay, note_broken, play_all, reset_only
 from imagination.runs.lifecycle import find_run, need, run_stage
 from imagination.runs.log import open_store
 from imagination.runs.progress_bar import Bar
@@ -177,8 +177,8 @@ async def _collect(config: Config, run: RunFolder) -> None:
     for split, per_task in plan.items():
         played = tasks.tasks(split)
         if split == "train" and config.collect.tasks:
-            looks = map(look, played[config.collect.tasks :])
-            episodes += [episode for episode in looks if episode.id not in known]
+            resets = map(reset_only, played[config.collect.tasks :])
+            episodes += [episode for episode in resets if episode.id not in known]
             played = played[: config.collect.tasks]
         # over all tasks of the split: with few episodes a task, an agent of a small share would play in none of them
         dealt = deal(world.behaviours(commands), per_task * len(played), derive_seed(f"agents/{split}", config.seed))

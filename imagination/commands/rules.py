@@ -105,5 +105,5 @@ def rules_sentence(measured: dict[str, Any]) -> str:
         f"{measured['rules']} rules ({measured['refusing']} refuse) answer {measured['answered']:,} of "
         f"{measured['turns']:,} held-out turns ({share:.0%}), {measured['wrong']:,} of them wrong"
         + (f"; of {worded:,} more they know the words, {measured['misworded']:,} wrong" if worded else "")
-        + f"; {measured['invariants']} invariants reject {measured['doubted']:,} true answers"
+        + f"; {measured['invariants']} invariants reject {measured['rejected']:,} true answers"
     )

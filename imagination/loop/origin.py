@@ -13,7 +13,7 @@ from pathlib import Path
 
 from imagination.data.augmentation import HINDSIGHT
 from imagination.learning.critic import NAME as CRITIC
-from imagination.rollout.play import Provenance, Replay, look, play_all
+from imagination.rollout.play import Provenance, Replay, play_all, reset_only
 from imagination.runs.lifecycle import find_run, need
 from imagination.runs.log import ORIGIN, open_store
 from imagination.runs.run_folder import RunFolder
@@ -33,12 +33,13 @@ def begin(session: Session) -> None:
     """
     config, run = session.config, session.run
 
-    async def first_looks() -> None:
+    async def reset_new_tasks() -> None:
         tasks = real_tasks(session)
         try:
             _check_new(run, tasks)
             store = open_store(run, config.env.name, tasks)
-            new = [episode for task in tasks.tasks("train") if (episode := look(task)).id not in store.ids()]
+            known, resets = store.ids(), map(reset_only, tasks.tasks("train"))
+            new = [episode for episode in resets if episode.id not in known]
             shown = await play_all(new, tasks.make_env, Replay(()), Provenance(Source.REAL), max_turns=0)
             for start in shown:
                 if start.stop.is_failure:
@@ -48,7 +49,7 @@ def begin(session: Session) -> None:
             await tasks.close()
 
     take_over(session)
-    asyncio.run(first_looks())
+    asyncio.run(reset_new_tasks())
 
 
 def take_over(session: Session) -> None:

@@ -161,7 +161,7 @@ def starts_from_log(log: Sequence[Trajectory], branch: bool) -> dict[str, Start]
     """
     starts: dict[str, Start] = {}
     for trajectory in log:
-        depth = max(1, len(trajectory.turns)) if branch else 1  # of a reset alone (play.look), its beginning
+        depth = max(1, len(trajectory.turns)) if branch else 1  # of a reset alone (play.reset_only), its beginning
         for k in range(depth):
             history = trajectory.turns[:k]
             digest = hashlib.sha256(repr([t.action for t in history]).encode()).hexdigest()[:12]

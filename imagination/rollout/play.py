@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from imagination.runs.log import RESET
 from imagination.runs.progress_bar import Bar
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import Actor, Agent, Env, EnvFailure, Task
@@ -41,9 +42,9 @@ def plan(tasks: Sequence[Task], count: int, prefix: str, seed: int) -> list[Epis
     ]
 
 
-def look(task: Task) -> Episode:
+def reset_only(task: Task) -> Episode:
     """A reset of a task that nobody plays: an episode without a turn."""
-    return Episode(f"{task.id}/look", task, f"{task.id}/look", 0)
+    return Episode(f"{task.id}{RESET}", task, f"{task.id}{RESET}", 0)
 
 
 @dataclass(frozen=True, slots=True)

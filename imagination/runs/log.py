@@ -14,6 +14,7 @@ from real_envs.trajectory import Trajectory
 from worldmodel.rewards import Goal
 
 ORIGIN = "origin/"  # how ids of episodes begin that another run has logged
+RESET = "/reset"  # how ids of episodes end that are a reset of a task and no more
 
 
 def read_log(run: RunFolder, validation: float) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -40,11 +41,12 @@ def read_log(run: RunFolder, validation: float) -> tuple[list[Trajectory], list[
 
 
 def unplayed(run: RunFolder) -> list[Trajectory]:
-    """What a reset has shown of training tasks (``rollout.play.look``): episodes without a turn."""
+    """What a reset has shown of training tasks (``rollout.play.reset_only``): episodes without a turn."""
     if not (run.log / MANIFEST).exists():
         return []
     store = TrajectoryStore.open(run.log)
-    episodes = store.of_tasks(store.splits.get("train", ()))
+    tasks = {name.removesuffix(RESET) for name in store.ids() if name.endswith(RESET)}
+    episodes = store.of_tasks(tasks) if tasks else ()  # or a long log would be read twice for nothing
     return sorted((t for t in episodes if not t.turns and not t.stop.is_failure), key=lambda t: t.id)
 
 

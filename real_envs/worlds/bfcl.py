@@ -21,7 +21,7 @@ from real_envs.env import StepResult, Task
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.bfcl_declared import FAILED, SOLVED, call_of, is_answered, refusal, signatures, user_answer
-from real_envs.worlds.bfcl_drawn import HELD_OUT, DrawnTasks
+from real_envs.worlds.bfcl_drawn import HELD_OUT, WORDS, DrawnTasks
 from real_envs.worlds.bfcl_tasks import (
     CLASSES,
     REFUSED,
@@ -267,11 +267,11 @@ class Bfcl(GeneratedWorld):
             order = share_of_split(by_fold[split == "heldout"], split, counts)
             random.Random(derive_seed(f"bfcl/{settings.kind}/{split}", seed)).shuffle(order)
             judged = states and split == "heldout"
-            words = {} if not states else {"words": HELD_OUT if judged else drawn_tasks.of_training}
+            words = WORDS if not states else HELD_OUT if judged else drawn_tasks.of_training
             for number in range(judged, _ROUNDS):
                 for task in order:
                     draw_seed = derive_seed(f"bfcl/{task.number}" + "/heldout" * judged, seed, number)
-                    drawn = drawn_tasks.draw(task, draw_seed, **words) if number else task
+                    drawn = drawn_tasks.draw(task, draw_seed, words) if number else task
                     if drawn is not None:
                         name = f"bfcl-{task.kind}-{task.number}" + "-heldout" * judged
                         name += f"-s{seed}-{number}" if number else ""

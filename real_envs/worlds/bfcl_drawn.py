@@ -26,7 +26,7 @@ _LEAST = 32.0  # smaller numbers count, rank and say on or off
 _KEPT = 0.8  # share of the names of a task that are replaced
 _MOST = 36  # spellings replaced in a task
 _COMMON = 0.06  # words of more requests than that are the language's own
-_WORDS = (  # noqa: SIM905
+WORDS = (  # noqa: SIM905
     "amber anchor arbor aspen autumn badge bamboo barley basil beacon birch breeze bridge bronze cactus canvas canyon "
     "carbon castle cedar cherry citrus clover cobalt comet copper coral cotton crane crystal cypress dahlia delta "
     "denim dune ebony echo elm ember falcon fern fjord flint forest fossil frost garnet ginger glacier granite grove "
@@ -38,7 +38,7 @@ _WORDS = (  # noqa: SIM905
 ).split()
 
 
-HELD_OUT = _WORDS[::3]  #: names that only held-out states are drawn with
+HELD_OUT = WORDS[::3]  #: names that only held-out states are drawn with
 
 
 class DrawnTasks:
@@ -71,10 +71,10 @@ class DrawnTasks:
         ours. From a hundred names, which ours are, a model learns the names and not to copy them.
         """
         requests = (turn.request for task in self._package.originals("base") for turn in task.turns)
-        said = {word for text in requests for word in re.findall(r"\b[a-z]{4,10}\b", text)}
-        return sorted((said - self.reserved).union(_WORDS) - set(HELD_OUT))
+        words = {word for text in requests for word in re.findall(r"\b[a-z]{4,10}\b", text)}
+        return sorted((words - self.reserved).union(WORDS) - set(HELD_OUT))
 
-    def draw(self, task: BfclTask, seed: int, words: Sequence[str] = _WORDS) -> BfclTask | None:
+    def draw(self, task: BfclTask, seed: int, words: Sequence[str] = WORDS) -> BfclTask | None:
         """Another task in place of an original one; ``None`` where nothing of it could be replaced."""
         rng = random.Random(derive_seed("BFCL state", seed))
         answers = self._package.replay(task).answers

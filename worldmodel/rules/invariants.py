@@ -359,18 +359,18 @@ class PhraseTable:
         for conjunction in islice(conjunctions(table, right, here, covered, held, self.least), _PER_PHRASE):
             invariant = Invariant(self.template, self.kind, (), self.phrases[k], required, link)
             invariant, covers = conjunction.proves(invariant, self.conditions), conjunction.covers
-            if required or self._seldom(invariant, here & ~covers, stands == 1):
+            if required or self._is_law(invariant, here & ~covers, stands == 1):
                 yield invariant, covers
 
-    def _seldom(self, forbidden: Invariant, elsewhere: np.ndarray, said: np.ndarray) -> bool:
+    def _is_law(self, forbidden: Invariant, elsewhere: np.ndarray, stands: np.ndarray) -> bool:
         """Whether the phrase hardly ever stands under the conditions, though it would often if it did as often as
         elsewhere. What is rare everywhere is left out in 99 % of all answers, and no law: where a model says it, it is
         mostly true.
         """
-        share = max(said[elsewhere].mean() if elsewhere.any() else 0.0, self._elsewhere.get(forbidden.phrase, 0.0))
+        share = max(stands[elsewhere].mean() if elsewhere.any() else 0.0, self._elsewhere.get(forbidden.phrase, 0.0))
         exceptions = forbidden.exceptions + forbidden.held_exceptions
         often = share * (forbidden.turns + forbidden.held_turns) >= _EXPECTED
-        return often and exceptions <= (1 - PRECISION) * said.sum()
+        return often and exceptions <= (1 - PRECISION) * stands.sum()
 
 
 def _implies(one: str, other: str, required: bool) -> bool:

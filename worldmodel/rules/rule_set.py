@@ -182,10 +182,10 @@ def check_rules(rules: RuleSet, episodes: Sequence[Trajectory]) -> dict[str, Any
     Returns:
         ``turns`` with a known reward, ``answered`` of them by a rule, ``wrong`` of those (text, reward or end);
         ``worded`` further ones whose words a rule knows and not the outcome, ``misworded`` of those; ``refused``
-        turns and ``refused_by_rule``; ``doubted``: turns that no rule answers and an invariant rejects, wrongly;
+        turns and ``refused_by_rule``; ``rejected``: turns that no rule answers and an invariant rejects, wrongly;
         ``by_rule``: turns and errors of each that answered.
     """
-    turns = answered = wrong = refused = refused_by_rule = worded = misworded = doubted = 0
+    turns = answered = wrong = refused = refused_by_rule = worded = misworded = rejected = 0
     used, errors = Counter[str](), Counter[str]()
     for trajectory in episodes:
         for k, turn in enumerate(trajectory.turns):
@@ -197,7 +197,7 @@ def check_rules(rules: RuleSet, episodes: Sequence[Trajectory]) -> dict[str, Any
             before = (trajectory.start, trajectory.turns[:k], turn.action, trajectory.id)
             answer = rules.answer(*before)
             if answer is None:
-                doubted += bool(rules.broken(trajectory.start, trajectory.turns[:k], turn, trajectory.id))
+                rejected += bool(rules.broken(trajectory.start, trajectory.turns[:k], turn, trajectory.id))
                 if (wording := rules.words(*before)) is not None:
                     worded += 1
                     misworded += not wording.rule.is_right(wording.observation, turn)
@@ -221,6 +221,6 @@ def check_rules(rules: RuleSet, episodes: Sequence[Trajectory]) -> dict[str, Any
         "refused": refused,
         "refused_by_rule": refused_by_rule,
         "invariants": len(rules.invariants),
-        "doubted": doubted,
+        "rejected": rejected,
         "by_rule": {text: {"turns": n, "wrong": errors[text]} for text, n in used.most_common()},
     }

@@ -62,7 +62,7 @@ def test_no_expert_of_a_validation_task_is_imitated() -> None:
 def test_tasks_that_were_only_reset_are_dreamed() -> None:
     config = Config()
     reset = Trajectory(
-        "u/look", "u", "u", Source.REAL, "replay", 0, "start u", (), StopReason.TURN_LIMIT, world_facts=("f",)
+        "u/reset", "u", "u", Source.REAL, "replay", 0, "start u", (), StopReason.TURN_LIMIT, world_facts=("f",)
     )
     data = data_of([episode("t", "won", 1.0)], config, unplayed=[reset])
     assert {(start.task_id, start.text) for start in data.starts.values()} == {("t", "start t"), ("u", "start u")}

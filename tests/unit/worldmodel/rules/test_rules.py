@@ -242,7 +242,7 @@ def test_what_is_rare_is_not_forbidden_and_no_answer_is_emptied() -> None:
     rules = mine_rules(shelves_log(900))
     forbidden = [i.phrase for i in rules.invariants if not (i.required or i.once or i.phrase in (REFUSAL, OUTCOME))]
     assert {phrase.split()[-1] for phrase in forbidden} == {"lamp"}
-    assert check_rules(rules, shelves_log(950)[900:])["doubted"] == 0
+    assert check_rules(rules, shelves_log(950)[900:])["rejected"] == 0
     lamp, cup = (f"On the shelf 4, you see a {thing}." for thing in ("lamp", "cup"))
     (found, broken), cups = (
         rules.mended("Five shelves.", (), Turn("go to shelf 4", text, 0.0, False)) for text in (lamp, cup)
