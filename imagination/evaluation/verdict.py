@@ -57,7 +57,7 @@ def _met(
     if key in ("gap", "spearman", "cr_pairwise"):
         plain = audit["agreement"].get("plain")
         few = plain is None or plain["policies"] < settings.min_policies
-        if few or plain["episodes_each"] < settings.min_coverage * plain["planned"]:
+        if few or plain["episodes_each"] < max(settings.least_n, settings.min_coverage * plain["planned"]):
             return None
     if key == "spearman":
         dreamed, real = ({p[side]["value"] for p in audit["policies"]} - {None} for side in ("dream", "real"))

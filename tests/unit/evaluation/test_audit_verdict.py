@@ -55,6 +55,10 @@ def test_edits_have_a_target_of_their_own() -> None:
         assert [row["met"] for row in targets(found, AuditSettings())[:2]] == [met, met]
 
 
+def _agreement(**few: int) -> dict[str, Any]:
+    return good()["agreement"]["plain"] | few
+
+
 @pytest.mark.parametrize(
     ("where", "value", "undecided"),
     [
@@ -64,6 +68,8 @@ def test_edits_have_a_target_of_their_own() -> None:
         (("agreement", "plain", "policies"), 9, {"gap", "spearman", "cr_pairwise"}),
         (("agreement", "plain", "episodes_each"), 47, {"gap", "spearman", "cr_pairwise"}),  # of 60
         (("agreement", "plain", "episodes_each"), 48, set()),
+        (("agreement", "plain"), _agreement(episodes_each=19, planned=19), {"gap", "spearman", "cr_pairwise"}),
+        (("agreement", "plain"), _agreement(episodes_each=20, planned=20), set()),
     ],
 )
 def test_too_little_decides_nothing(where: tuple[str, ...], value: Any, undecided: set[str]) -> None:
