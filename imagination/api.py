@@ -55,6 +55,7 @@ from imagination.settings import Config, UserError, compose
 from imagination.settings.schema import schema_keys
 from real_envs.env import Task
 from real_envs.importers.jsonl import import_jsonl
+from real_envs.importers.outcomes import with_outcome
 from real_envs.seeding import derive_seed
 from real_envs.store import TrajectoryStore
 from real_envs.store.codec import nearest
@@ -222,7 +223,8 @@ class Run:
         return self._resolved.folder
 
     def use_log(self, episodes: Iterable[Trajectory], heldout: Iterable[str] = ()) -> TrajectoryStore:
-        """Makes a log of one's own the log of this run, in place of ``collect``.
+        """Makes a log of one's own the log of this run, in place of ``collect``. A success without rewards becomes the
+        last turn's, as with ``imagine import``.
 
         Args:
             episodes: such as ``load_log("my-log.jsonl")``.
@@ -233,7 +235,7 @@ class Run:
         """
         if (self.folder / "log" / "manifest.json").exists():
             raise UserError(f"{self.folder / 'log'} is there already; take another folder for another log")
-        episodes, held = list(episodes), set(heldout)
+        episodes, held = list(map(with_outcome, episodes)), set(heldout)
         tasks = sorted({episode.task_id for episode in episodes})
         if strange := held.difference(tasks):
             raise UserError(f"heldout: no episode is of task '{min(strange)}'; {nearest(min(strange), tasks)}")

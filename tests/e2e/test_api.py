@@ -130,6 +130,14 @@ def test_values_are_python_values(tmp_path: Path) -> None:
         assert (config.worldmodel.goal.observation, config.hindsight.goals, config.ablation.arms) == (said, goals, arms)
 
 
+def test_a_success_without_rewards_becomes_the_reward_of_the_last_turn(tmp_path: Path) -> None:
+    turns = [{"action": "a", "observation": "b"}] * 2
+    lines = [{"task_id": "t", "start": "s", "success": solved, "turns": turns} for solved in (True, False)]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    store = Run(tmp_path / "mine").use_log(load_log(tmp_path / "log.jsonl"))
+    assert [[turn.reward for turn in t.turns] for t in store.read()] == [[0.0, 1.0], [0.0, 0.0]]
+
+
 def test_a_log_is_loaded_from_a_run_a_store_and_json_lines(tmp_path: Path) -> None:
     run = corridors(tmp_path)
     assert len(load_log(run.folder)) == 60
