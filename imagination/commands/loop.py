@@ -41,7 +41,7 @@ from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import check_share, max_value
 from imagination.rollout.world_models import UNFINISHED, member_folder
 from imagination.runs.fingerprint import fingerprint
-from imagination.runs.lifecycle import need
+from imagination.runs.lifecycle import need, with_old_evaluation
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world
@@ -254,7 +254,8 @@ def _close(session: Session) -> None:
     run.record("loop", number, numbers)
     print(line_of(line, latest), flush=True)
     kept = [r for r in state["rounds"] if r["round"] < number]
-    run.update({"loop": {"rounds": [*kept, line], "round": number + 1, "step": "choose", "chosen": [], "scores": []}})
+    ended = {"rounds": [*kept, line], "round": number + 1, "step": "choose", "chosen": [], "scores": []}
+    run.update({"loop": ended, "done": with_old_evaluation(run.summary.get("done", {}))})
     shutil.rmtree(policy_folder(run, number), ignore_errors=True)
 
 

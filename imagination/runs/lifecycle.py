@@ -125,6 +125,11 @@ def _finish(run: RunFolder, stage: str) -> None:
             for shards in state.parent.glob(f"{state.stem}.*.shards"):
                 shutil.rmtree(shards)
     done = {**run.summary.get("done", {}), stage: run.settings}
-    if stage in ("train", "digi_q") and "digi_q" in done and done.get("evaluate"):
-        done["evaluate"] = "of the policy before"  # both make models/policy
+    if stage in ("train", "digi_q") and done.keys() & {"digi_q", "loop"}:  # all three make models/policy
+        done = with_old_evaluation(done)
     run.update({"done": done})
+
+
+def with_old_evaluation(done: Mapping[str, str]) -> dict[str, str]:
+    """What is done of a run whose policy is another now."""
+    return {**done, **({"evaluate": "of the policy before"} if done.get("evaluate") else {})}

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from imagination.cli import main
 from imagination.commands.list_runs import find_runs, info
+from imagination.commands.loop import STEPS
 from imagination.commands.rules import rules
 from imagination.report.run_data import build_report, load_run
 from imagination.report.run_text import verdict
-from imagination.runs.fingerprint import fingerprint
+from imagination.runs.fingerprint import fingerprint, state
 from imagination.runs.lifecycle import run_stage
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config, resolve
 from real_envs.store import TrajectoryStore
@@ -76,6 +79,22 @@ def test_what_was_dreamed_by_other_rules_is_done_again(tmp_path: Path, capsys: p
     (folder / "summary.json").write_text(json.dumps({"done": begun_again}))
     rules(load_config(words, Config), folder)
     assert json.loads((folder / "summary.json").read_text())["done"].items() >= begun_again.items(), "the same rules"
+
+
+def test_an_evaluation_of_the_policy_before_a_loop_is_outdated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = begun(tmp_path, ["train", "evaluate"])
+    config, run = load_config(["run=mine", f"output={tmp_path}"], Config), RunFolder(folder, 0)
+    versions = [{"version": 0, "round": 0, "promoted": True}]
+    lists: dict[str, object] = {"chosen": [], "scores": [], "rounds": [], "versions": versions}
+    run.update({"loop": {"round": 0, "charged": 0, "learned": {"dreamed_success": None}, **lists}})
+    (folder / "loop" / "policies" / "1").mkdir(parents=True)
+    monkeypatch.setattr("imagination.commands.loop._real_success", lambda *_: None)
+    STEPS["close"](SimpleNamespace(run=run, config=config))
+    assert [state(config, folder, stage) for stage in ("train", "evaluate")] == ["done", "other settings"]
+    run.update({"done": {"loop": "x", "evaluate": fingerprint(config, "evaluate")}})
+    with run_stage(config, folder, "train", models=False):
+        pass
+    assert state(config, folder, "evaluate") == "other settings", "nor is it one of a policy trained after the loop"
 
 
 def test_a_stage_after_one_that_is_missing_is_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
