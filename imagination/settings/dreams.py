@@ -60,6 +60,7 @@ class DreamSettings:
         require(self, "1 or more", "max_turns", "max_tokens")
         require(self, "above 0", "noise_base", "min_weight")
         require(self, "in [0, 1]", "branch", "min_weight")
+        require(self, "in [0, 1]", "min_confidence", "min_outcome_confidence", "min_probability")
         try:
             re.compile(self.noise_actions)
         except re.error as error:

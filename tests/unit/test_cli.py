@@ -323,6 +323,7 @@ def test_a_mistake_is_one_line(words: str, tokens: str, ran: Calls, capsys: pyte
         ("train.checkpoint_every=0", "1 or more"),
         ("dream.max_turns=0", "1 or more"),
         ("dream.branch=2", "in [0, 1]"),
+        ("dream.min_confidence=80", "in [0, 1]"),
         ("train.self_imitation.max_age=0", "1 or more"),
         ("train.self_imitation.clip_high=0", "above 0"),
         ("train.self_imitation.share=-0.1", "0 or more"),
