@@ -108,6 +108,7 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
     except Exception as error:  # whatever its reader stumbles over
         raise UserError(f"{path} is no training state that can be read ({type(error).__name__}); delete it") from error
     if state.get("settings") != run.settings:
+        print(f"{stage}: begins anew; {path} was saved under other settings", file=sys.stderr)
         return None, 0
     if ("shards" in state) != (run.strategy == "fsdp2"):
         other = "fsdp2" if "shards" in state else "ddp"

@@ -56,7 +56,7 @@ def test_supervised_training_goes_on_where_it_stopped(
 
 
 def test_a_state_saved_under_other_settings_is_not_gone_on_from(
-    run: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
+    run: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny.fit.steps = 40
     with monkeypatch.context() as patch:
@@ -68,3 +68,4 @@ def test_a_state_saved_under_other_settings_is_not_gone_on_from(
     fit_world_model(tiny, run)
     steps = [row["step"] for row in metrics_of(run, "fit_world_model")]
     assert steps == list(range(0, 40, 10)), "it must have started again from step 0"
+    assert "fit_world_model.ckpt was saved under other settings" in capsys.readouterr().err
