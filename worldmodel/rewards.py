@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import StopReason, Trajectory, Turn
-from worldmodel.world_model import LanguageWorldModel, Prediction, PredictionInvalid, WorldModelWrapper
+from worldmodel.world_model import Prediction, PredictionInvalid, WorldModelWrapper
 
 
 @dataclass
@@ -77,6 +77,7 @@ class Goal:
         return all(any(re.search(pattern, text) for text in seen) for pattern in self.earlier)
 
 
+@dataclass(eq=False, repr=False)
 class GoalWorldModel(WorldModelWrapper):
     """A world model whose reward and end are decided by a goal.
 
@@ -85,14 +86,12 @@ class GoalWorldModel(WorldModelWrapper):
     only the precision of the whole is known, which stays.
     """
 
-    def __init__(self, model: LanguageWorldModel, goal: Goal) -> None:
-        if not goal.declared:
-            raise ValueError("the goal declares nothing")
-        super().__init__(model)
-        self.goal = goal
+    goal: Goal
 
-    def around(self, model: LanguageWorldModel) -> GoalWorldModel:
-        return GoalWorldModel(model, self.goal)
+    def __post_init__(self) -> None:
+        if not self.goal.declared:
+            raise ValueError("the goal declares nothing")
+        super().__post_init__()
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
@@ -122,6 +121,7 @@ def rewarded_actions(log: Sequence[Trajectory]) -> dict[str, frozenset[str]]:
     return {start: frozenset(actions) for start, actions in rewarded.items()}
 
 
+@dataclass(eq=False, repr=False)
 class KnownRewardsWorldModel(WorldModelWrapper):
     """A world model that pays in a logged task only for actions that were paid there.
 
@@ -133,14 +133,9 @@ class KnownRewardsWorldModel(WorldModelWrapper):
         resamples: how often at most.
     """
 
-    def __init__(self, model: LanguageWorldModel, rewarded: Mapping[str, frozenset[str]], resamples: int = 4) -> None:
-        super().__init__(model)
-        self.rewarded, self.resamples = rewarded, resamples
-        self.version = f"{model.version}+rewards"
-        self._sampled = model.at_temperature(1.0) if model.temperature == 0 else model
-
-    def around(self, model: LanguageWorldModel) -> KnownRewardsWorldModel:
-        return KnownRewardsWorldModel(model, self.rewarded, self.resamples)
+    rewarded: Mapping[str, frozenset[str]]
+    resamples: int = 4
+    mark = "+rewards"
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
@@ -151,7 +146,7 @@ class KnownRewardsWorldModel(WorldModelWrapper):
             return predicted
         for k in range(self.resamples):
             try:
-                other = await self._sampled.predict(start, history, action, derive_seed("rewards", seed, k), session)
+                other = await self.sampled.predict(start, history, action, derive_seed("rewards", seed, k), session)
             except PredictionInvalid:
                 continue
             if other.reward <= 0:

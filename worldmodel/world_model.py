@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
 
 from real_envs.trajectory import Trajectory, Turn
 
@@ -112,16 +112,25 @@ class LanguageWorldModel(WorldModel, Protocol):
         ...
 
 
-class WorldModelWrapper(ABC):
-    """A world model around another one, whose predictions it changes."""
+@dataclass(eq=False, repr=False)
+class WorldModelWrapper:
+    """A world model around another one, whose predictions it changes; what else it is made of are its fields."""
 
-    def __init__(self, model: LanguageWorldModel) -> None:
-        self.model = model
-        self.version = model.version
+    model: LanguageWorldModel
+    version: str = field(init=False)
+    mark: ClassVar[str] = ""  # of the version, behind that of the model
 
-    @abstractmethod
+    def __post_init__(self) -> None:
+        self.version = self.model.version + self.mark
+
     def around(self, model: LanguageWorldModel) -> Self:
         """The same around another model."""
+        return replace(self, model=model)
+
+    @cached_property
+    def sampled(self) -> LanguageWorldModel:
+        """The model for asking again: a greedy one at temperature 1, as it would repeat its answer."""
+        return self.model.at_temperature(1.0) if self.model.temperature == 0 else self.model
 
     @property
     def engines(self) -> tuple[Engine, ...]:

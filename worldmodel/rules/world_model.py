@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Turn
 from worldmodel.rules.invariants import OUTCOME, Invariant
 from worldmodel.rules.rule_set import RuleSet
-from worldmodel.world_model import LanguageWorldModel, Prediction, PredictionInvalid, WorldModelWrapper
+from worldmodel.world_model import Prediction, PredictionInvalid, WorldModelWrapper
 
 
 def _turn(action: str, prediction: Prediction) -> Turn:
     return Turn(action, prediction.observation, prediction.reward, prediction.terminated)
 
 
+@dataclass(eq=False, repr=False)
 class RuledWorldModel(WorldModelWrapper):
     """Any world model, with the rules that were mined from the log (``worldmodel/rules/mine.py``).
 
@@ -33,20 +34,10 @@ class RuledWorldModel(WorldModelWrapper):
             fewest. A greedy model is resampled at temperature 1.
     """
 
-    def __init__(
-        self,
-        model: LanguageWorldModel,
-        rules: RuleSet,
-        mode: Literal["refuse", "repair"] = "repair",
-        resamples: int = 8,
-    ) -> None:
-        super().__init__(model)
-        self.rules, self.mode, self.resamples = rules, mode, resamples
-        self.version = f"{model.version}+rules"
-        self._sampled = model.at_temperature(1.0) if model.temperature == 0 else model
-
-    def around(self, model: LanguageWorldModel) -> RuledWorldModel:
-        return RuledWorldModel(model, self.rules, self.mode, self.resamples)
+    rules: RuleSet
+    mode: Literal["refuse", "repair"] = "repair"
+    resamples: int = 8
+    mark = "+rules"
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
@@ -92,7 +83,7 @@ class RuledWorldModel(WorldModelWrapper):
             again = derive_seed("resample", seed, tries)
             tries += 1
             try:
-                other, left = mended(await self._sampled.predict(start, history, action, again, session, **begun))
+                other, left = mended(await self.sampled.predict(start, history, action, again, session, **begun))
             except PredictionInvalid:
                 continue
             if len(left) < len(broken):
@@ -119,6 +110,7 @@ class RuledWorldModel(WorldModelWrapper):
 DeclaredAnswer = Callable[[str, Sequence[Turn], str], tuple[str, float, bool] | None]
 
 
+@dataclass(eq=False, repr=False)
 class DeclaredAnswers(WorldModelWrapper):
     """Any world model, where what the world itself declares is answered without asking the model.
 
@@ -127,13 +119,11 @@ class DeclaredAnswers(WorldModelWrapper):
         answer: observation, reward and end after ``(start, history, action)``; ``None`` where the model is to say.
     """
 
-    def __init__(self, model: LanguageWorldModel, part: str, answer: DeclaredAnswer) -> None:
-        super().__init__(model)
-        self.part, self.answer = part, answer
-        self.version = f"{model.version}+{part}"
+    part: str
+    answer: DeclaredAnswer
 
-    def around(self, model: LanguageWorldModel) -> DeclaredAnswers:
-        return DeclaredAnswers(model, self.part, self.answer)
+    def __post_init__(self) -> None:
+        self.version = f"{self.model.version}+{self.part}"
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
@@ -145,6 +135,7 @@ class DeclaredAnswers(WorldModelWrapper):
         return Prediction(*declared, 1.0, 1.0, disagreement=sure, outcome_by="predicate", rule=self.part)
 
 
+@dataclass(eq=False, repr=False)
 class AnsweredActions(WorldModelWrapper):
     """Any world model, asked again where it refuses what the world declares to be answered.
 
@@ -154,20 +145,10 @@ class AnsweredActions(WorldModelWrapper):
         resamples: how often at most. A greedy model is resampled at temperature 1.
     """
 
-    def __init__(
-        self,
-        model: LanguageWorldModel,
-        surely: Callable[[str, Sequence[Turn], str], bool],
-        refusal: str,
-        resamples: int,
-    ) -> None:
-        super().__init__(model)
-        self.surely, self.refusal, self.resamples = surely, refusal, resamples
-        self.version = f"{model.version}+answered"
-        self._sampled = model.at_temperature(1.0) if model.temperature == 0 else model
-
-    def around(self, model: LanguageWorldModel) -> AnsweredActions:
-        return AnsweredActions(model, self.surely, self.refusal, self.resamples)
+    surely: Callable[[str, Sequence[Turn], str], bool]
+    refusal: str
+    resamples: int
+    mark = "+answered"
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
@@ -180,5 +161,5 @@ class AnsweredActions(WorldModelWrapper):
             tries += 1
             again = derive_seed("answered", seed, tries)
             with suppress(PredictionInvalid):
-                prediction = await self._sampled.predict(start, history, action, again, session)
+                prediction = await self.sampled.predict(start, history, action, again, session)
         return replace(prediction, resampled=prediction.resampled + tries)
