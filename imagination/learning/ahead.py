@@ -4,28 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Protocol
-
-import torch
 
 from imagination.scale.dispatch import Lookahead
 from imagination.scale.pool import Group, PlayerPool
 from real_envs.trajectory import Trajectory
-
-
-class Players(Protocol):
-    """Players of episodes in other processes, see ``RayPlayers``."""
-
-    @property
-    def pool(self) -> PlayerPool: ...
-
-    def publish(self, version: int, model: torch.nn.Module, wait: bool) -> str: ...
-
-    def count_real(self) -> None: ...
-
-    def show(self, metrics: Mapping[str, float]) -> None: ...
 
 
 class GroupsAhead:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from imagination.learning.ahead import GroupsAhead, Players
+from imagination.evaluation.monitors.monitor import TripwireMonitor
+from imagination.learning.ahead import GroupsAhead
 from imagination.learning.experience import (
     RecordedGroups,
     expert_rows,
@@ -26,7 +27,7 @@ from imagination.learning.groups import (
     resampled,
     split_for_branches,
 )
-from imagination.learning.metrics import RolloutMonitor, measure_played, turns_lost, useful_turns, why_nothing
+from imagination.learning.metrics import measure_played, turns_lost, useful_turns, why_nothing
 from imagination.learning.policy_module import Update
 from imagination.learning.reward_shaping import RewardShaping
 from imagination.learning.self_imitation import Replays
@@ -37,6 +38,7 @@ from imagination.rollout.schedules import added_episodes, longest_turns, noise_s
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.scale.pool import Group
+from imagination.scale.ray_players import RayPlayers
 from imagination.settings import DreamSettings, ProgressSettings, TrainSettings, UserError
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import Row
@@ -111,7 +113,7 @@ class ExperienceCollector:
     starts: Mapping[str, Start]
     experts: Sequence[Trajectory]
     count_real_steps: Callable[[], None]
-    watch: RolloutMonitor | None = None
+    watch: TripwireMonitor | None = None
     replays: Replays | None = None
     failures: FailedTasks | None = None
     goals: ReachedGoals | None = None
@@ -120,7 +122,7 @@ class ExperienceCollector:
     agent_beside: LanguageModelAgent | None = None
     recorded: RecordedGroups | None = None
     best: BestPolicy | None = None
-    players: Players | None = None
+    players: RayPlayers | None = None
     policy_version: str = ""  # of the weights that play now
     seconds: float = 0.0
     turns: int = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from torch import Tensor
 from imagination.learning.algorithms import Algorithm
 from imagination.learning.losses.policy import policy_loss
 from imagination.learning.losses.terms import LossInputs, LossTerms
-from policy.agent import LanguageModelAgent
 from policy.lm.batch import SOURCES, RowBatch
 from real_envs.trajectory import Source, StopReason, Trajectory
 from worldmodel.evaluation.proportions import summarise
@@ -37,19 +35,6 @@ _COUNTS = {
 
 
 _OF_THE_SURROGATE = ("ratio", "clip_fraction", "kl_k3", "kl_k1")
-
-
-class RolloutMonitor(Protocol):
-    """Looks at the rollouts of an update before anything is learned from them."""
-
-    @property
-    def tripped(self) -> object | None:
-        """Why training must stop; ``None`` where it may go on."""
-
-    def look(
-        self, update: int, played: Sequence[Trajectory], agent: LanguageModelAgent | None = None
-    ) -> Mapping[str, float]:
-        """Metrics of these rollouts; sets ``tripped``. ``agent``: plays real episodes, where those are due."""
 
 
 # --- episodes ---

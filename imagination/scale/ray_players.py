@@ -64,7 +64,7 @@ class RayPlayers:
         actor = ray.remote(max_concurrency=MANY, **needs)(_PlayerActor)
         train, room = session.config.train, max(64, session.config.engine.slots)
         at_once = groups_at_once(room // train.played_per_group, train.groups, train.max_staleness, settings.players)
-        self._pool = PlayerPool(
+        self.pool = PlayerPool(
             lambda place: _RayPlayer(ray, lambda name: actor.remote(session, shared, worlds, name), worlds),
             settings.players,
             PoolLimits(at_once, settings.start_seconds, settings.hang_seconds, settings.attempts),
@@ -74,12 +74,8 @@ class RayPlayers:
         """Players go over to the model's weights as they are now; returns their hash. See ``PlayerPool.publish``."""
         name = weights_version(model)
         weights = self.ray.put(trained_weights(model))  # one copy on each machine, which its players read
-        self._pool.publish(version, (name, weights), wait)
+        self.pool.publish(version, (name, weights), wait)
         return name
-
-    @property
-    def pool(self) -> PlayerPool:
-        return self._pool
 
     def counted_before(self, stats: PoolStats | None) -> None:
         """What the summary has of the real world already: more was done where a process that learned was killed before
@@ -101,14 +97,14 @@ class RayPlayers:
         """Metrics of an update for Ray's dashboard and its Prometheus endpoint, as ``imagination_<name>``."""
         from ray.util.metrics import Gauge
 
-        for name, value in {**metrics, **self._pool.speed()}.items():
+        for name, value in {**metrics, **self.pool.speed()}.items():
             if name not in self._gauges:
                 self._gauges[name] = Gauge(f"imagination_{name}", description=f"{name} of the last update")
             self._gauges[name].set(float(value))
 
     def finish(self) -> None:
         """Ends players, and counts what they still did in the real world; once they have ended it does no more."""
-        self._pool.close()
+        self.pool.close()
         if self._worlds:
             still = [world.clients_lost.remote() for world in self._worlds]
             self.ray.wait(still, num_returns=len(still), timeout=_FINISH_SECONDS)

@@ -41,7 +41,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("imagination/serving/",)),
 }
 # The rooms of imagination, from the ground up: each may import those before it, and none after it.
-ROOMS = "settings runs rollout data session scale learning evaluation loop report serving commands".split()  # noqa: SIM905
+ROOMS = "settings runs rollout data session scale evaluation learning loop report serving commands".split()  # noqa: SIM905
 # Other names under which the same library comes.
 ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 
