@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from imagination.evaluation.costs import running_mean
 from imagination.report.page import Plot
 from imagination.report.plots import DREAM, EXPERT, INK, MUTED, PAPER, REAL, end_labels, finished, new_axes, styled
-from worldmodel.evaluation.proportions import Proportion, number
+from worldmodel.evaluation.proportions import number
 
 SOURCES = {"real": REAL, "dream": DREAM, "expert": EXPERT, "replay": MUTED}
 FEW_AT_RISK = 5  # a share of fewer dreams than this is not drawn
@@ -224,9 +224,7 @@ def _real_points(metrics: Metrics, report: Mapping[str, Any], end: float) -> lis
     points: dict[float, Mapping[str, Any]] = {}
     for row in metrics:
         if row.get("stage") == "train" and row.get("real_success") is not None:
-            n = row.get("real_n")
-            data = {"success": row["real_success"], "n": n, "ci95": None}
-            points[float(row["step"])] = data if not n else Proportion.from_json(data).to_json()
+            points[float(row["step"])] = {"success": row["real_success"], "n": None, "ci95": None}
     for x, which in ((0.0, "before"), (end, "after")):
         measured = report["policy"][which]["train_tasks"]
         if measured is not None and measured["success"] is not None:

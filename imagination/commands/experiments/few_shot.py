@@ -64,7 +64,7 @@ def few_shot_table(result: dict[str, Any]) -> str:
     spent, rows = result["real_steps_logged"], []
     arms = [("cloned from other tasks", result["clone"], 0), ("dreams of the new tasks", result["dreams"], spent)]
     if "control" in result:
-        arms.append(("GRPO in the new tasks", result["control"], result["control"]["real_steps"]["train"]))
+        arms.append(("the real tasks", result["control"], result["control"]["real_steps"]["train"]))
     for name, arm, steps in arms:
         success = Proportion.from_json(arm["heldout_tasks"])
         rows.append([name, success.cell, success.n, f"{steps:,}"])
