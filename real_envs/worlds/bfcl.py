@@ -43,6 +43,7 @@ from real_envs.worlds.generated import (
 
 VERSION = "2026.3.23"
 DONE = "done()"
+_LIST = "ls(a=True)"
 _FOLDS = 5
 _ROUNDS = 120  # states drawn of each original, before there are said to be no more that differ
 _CALLS = 16  # random ones that are tried for scripted agents
@@ -104,8 +105,9 @@ def is_heldout(number: int) -> bool:
 class BfclGame(Game):
     """A task that ``spec["task"]`` holds as JSON.
 
-    ``policy_commands`` are what is left of the true calls; a ``cd`` aside is taken back first. ``admissible_commands``
-    are random calls that the APIs do not refuse here, most of which change nothing, and ``done()``.
+    ``policy_commands`` are what is left of the true calls; a ``cd`` aside is taken back first. In every other task they
+    list a folder before they use what is in it, so that a log shows both ways. ``admissible_commands`` are random calls
+    that the APIs do not refuse here, most of which change nothing, and ``done()``.
     """
 
     def __init__(self, folder: Path, privileged: bool = False) -> None:
@@ -119,6 +121,8 @@ class BfclGame(Game):
         self._apis = self._package.load(self._task)
         self._turn, self._steps, self._paid = 0, 0, 0.0
         self._answers: list[str] = []
+        self._careful = derive_seed(f"BFCL careful/{self._task.session}", 0) % 2 == 0
+        self._listed: Any = None  # the folder that was listed last
         self._begin_turn()
         tools = "\n".join(signature(name, schema) for name, schema in self._tools.items())
         return _HEAD.format(session=self._task.session, tools=tools) + self._request()
@@ -146,6 +150,8 @@ class BfclGame(Game):
         answer = self._apis.answer(call)
         self._called = True
         self._answers.append(answer)
+        if call.name == "ls":
+            self._listed = before
         self._follow(call, answer, before)
         return self._answered(answer)
 
@@ -195,8 +201,16 @@ class BfclGame(Game):
 
     def _hints(self) -> dict[str, object]:
         later = [call for turn in self._task.turns[self._turn + 1 :] for call in turn.calls]
-        plan = [*map(str, self._plan), DONE, *map(in_one_form, later)]
+        looks = [_LIST] if self._careful and self._uses_unlisted() else []
+        plan = [*looks, *map(str, self._plan), DONE, *map(in_one_form, later)]
         return hints([*self._valid(), DONE], plan, entities=self._names)
+
+    def _uses_unlisted(self) -> bool:
+        """Whether the next true call names something in the current folder, which was not listed and will not be."""
+        folder, planned = self._directory(), [call.name for call in self._plan]
+        if not planned or folder is None or folder is self._listed or "ls" not in self._tools or "ls" in planned:
+            return False
+        return any(isinstance(v, str) and v in folder.contents for v in self._apis.bound(self._plan[0])[1].values())
 
     def _valid(self) -> list[str]:
         """Random calls that are not refused here, at most two of which change a state."""

@@ -112,13 +112,19 @@ class BfclTask:
 
 
 def _lines(path: str, value: Mapping[str, Any]) -> Iterator[str]:
-    """A state as text: ``path: key=value, key=value``."""
+    """A state as text: ``path: key=value, key=value``; of a folder the names in it, as ``ls`` says them, and then its
+    files by their own names."""
+    if value.get("type") == "directory":
+        yield f"{path}: {json.dumps(list(value['contents']))[1:-1]}"
+        for name, inner in value["contents"].items():
+            yield from _lines(f"{path}/{name}" if inner["type"] == "directory" else name, inner)
+        return
     flat = {k: v for k, v in value.items() if not isinstance(v, dict) and k != "type"}
     if flat or not value:
         yield f"{path}: {', '.join(f'{k}={v}' for k, v in flat.items())}"
     for key, inner in value.items():
         if isinstance(inner, dict):
-            yield from _lines(path if key in ("contents", "root") else f"{path}/{key}", inner)
+            yield from _lines(path if key == "root" else f"{path}/{key}", inner)
 
 
 class Apis:

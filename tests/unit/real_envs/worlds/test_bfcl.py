@@ -283,6 +283,20 @@ def test_experts_go_on_after_a_step_aside_and_others_err(package: Package) -> No
 
 
 @needs_package
+def test_in_every_other_task_experts_list_a_folder_before_they_use_what_is_in_it(package: Package) -> None:
+    assert FOLDER is not None
+    game = BfclGame(FOLDER, privileged=True)
+    looked: Counter[bool] = Counter()
+    for original in package.originals("base")[:60]:
+        start = game.reset(Task("t", {"task": original.write()}))
+        results = by_plan(game, start)
+        true_calls = sum(len(turn.calls) + 1 for turn in original.turns)
+        looked[len(results) > true_calls] += 1
+        assert reward(results) == pytest.approx(1.0), original.number
+    assert min(looked[True], looked[False]) > 10
+
+
+@needs_package
 def test_an_instance_is_copied_with_its_chance(package: Package) -> None:
     task = next(task for task in package.originals("base") if "TravelAPI" in task.apis)
     apis = package.load(task)
