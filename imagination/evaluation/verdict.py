@@ -54,11 +54,13 @@ def targets(audit: Mapping[str, Any], settings: AuditSettings) -> list[dict[str,
 def _met(
     key: str, bound: str, target: float, estimate: Mapping[str, Any], audit: Mapping[str, Any], settings: AuditSettings
 ) -> bool | None:
+    few_each = False  # episodes of each policy
     if key in ("gap", "spearman", "cr_pairwise"):
         plain = audit["agreement"].get("plain")
         few = plain is None or plain["policies"] < settings.min_policies
-        if few or plain["episodes_each"] < max(settings.least_n, settings.min_coverage * plain["planned"]):
+        if few or plain["episodes_each"] < settings.min_coverage * plain["planned"]:
             return None
+        few_each = plain["episodes_each"] < settings.least_n
     if key == "spearman":
         dreamed, real = ({p[side]["value"] for p in audit["policies"]} - {None} for side in ("dream", "real"))
         if len(dreamed) == 1 < len(real):  # all fare alike in the dream only: no rank correlation is defined
@@ -67,7 +69,11 @@ def _met(
     # of gaps and ranks n is the number of policies
     if value is None or (key not in ("gap", "spearman") and estimate["n"] < settings.least_n):
         return None
-    return bool(value >= target if bound == ">=" else value <= target)
+    met = bool(value >= target if bound == ">=" else value <= target)
+    low, high = estimate["ci95"] or (target, target)
+    if few_each and (met or low <= target <= high):
+        return None  # only what is surely missed counts
+    return met
 
 
 def verdict(audit: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]:

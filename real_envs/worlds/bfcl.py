@@ -201,8 +201,8 @@ class BfclGame(Game):
 
     def _hints(self) -> dict[str, object]:
         later = [call for turn in self._task.turns[self._turn + 1 :] for call in turn.calls]
-        looks = [_LIST] if self._careful and self._uses_unlisted() else []
-        plan = [*looks, *map(str, self._plan), DONE, *map(in_one_form, later)]
+        listing = [_LIST] if self._careful and self._uses_unlisted() else []
+        plan = [*listing, *map(str, self._plan), DONE, *map(in_one_form, later)]
         return hints([*self._valid(), DONE], plan, entities=self._names)
 
     def _uses_unlisted(self) -> bool:

@@ -203,7 +203,7 @@ def test_a_sycophant_is_found_out(world: World) -> None:
     assert groups <= {"reward", "end"}
     assert "reward" in groups
     found["world_model"] = {"kind": "text"}
-    assert verdict(found, AuditSettings(min_policies=3, least_n=12))["trust"] == "no"
+    assert verdict(found, AuditSettings(min_policies=3))["trust"] == "no"
 
 
 def small(tmp_path: Path) -> list[str]:

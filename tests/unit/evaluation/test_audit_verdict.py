@@ -59,6 +59,14 @@ def _agreement(**few: int) -> dict[str, Any]:
     return good()["agreement"]["plain"] | few
 
 
+@pytest.mark.parametrize(("low", "met"), [(0.3, False), (0.01, None)])
+def test_of_few_episodes_each_only_a_sure_miss_counts(low: float, met: bool | None) -> None:
+    found = good()
+    gap = {"value": 0.5, "n": 10, "ci95": [low, 0.7]}
+    found["agreement"]["plain"] = _agreement(episodes_each=12, planned=12) | {"mean_absolute_gap": gap}
+    assert {row["key"]: row["met"] for row in targets(found, AuditSettings())}["gap"] is met
+
+
 @pytest.mark.parametrize(
     ("where", "value", "undecided"),
     [
